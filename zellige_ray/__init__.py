@@ -1,0 +1,53 @@
+"""Zellige on Ray: elastic training of Diffusion Transformers, each batch planned sequence by sequence.
+
+The public face is lazy: a name loads its module when it is first used, so that planning needs neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zellige_ray.api import train
+    from zellige_ray.config import RunConfig, load_config, parse_config
+    from zellige_ray.errors import ZelligeError
+    from zellige_ray.placement.plan import Plan, plan_from_json, plan_to_json
+    from zellige_ray.placement.sequence import Sequence
+
+__version__ = "0.1.0"
+
+_face = {
+    "train": "zellige_ray.api",
+    "RunConfig": "zellige_ray.config",
+    "load_config": "zellige_ray.config",
+    "parse_config": "zellige_ray.config",
+    "ZelligeError": "zellige_ray.errors",
+    "Plan": "zellige_ray.placement.plan",
+    "plan_from_json": "zellige_ray.placement.plan",
+    "plan_to_json": "zellige_ray.placement.plan",
+    "Sequence": "zellige_ray.placement.sequence",
+}
+
+__all__ = [
+    "Plan",
+    "RunConfig",
+    "Sequence",
+    "ZelligeError",
+    "__version__",
+    "load_config",
+    "parse_config",
+    "plan_from_json",
+    "plan_to_json",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _face:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_face[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

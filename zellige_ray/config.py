@@ -1,0 +1,250 @@
+"""The run configuration: one YAML file, validated before any worker starts, with `key=value` overrides."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from zellige_ray.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class CodecConfig(Section):
+    """How pixels become latents."""
+
+    name: Literal["dct", "vae"] = Field(
+        "dct", description="`dct`: fixed 3-D DCT, 4x8x8, 16 channels. `vae`: diffusers."
+    )
+    path: str | None = Field(None, description="Local folder or hub id of a diffusers VAE; only for `vae`.")
+
+
+class TextConfig(Section):
+    """How captions become embeddings."""
+
+    name: Literal["ngram", "transformers"] = Field(
+        "ngram", description="`ngram`: deterministic hashed n-grams, offline."
+    )
+    path: str | None = Field(None, description="Local folder or hub id of an encoder; only for `transformers`.")
+    dim: PositiveInt = Field(64, description="Embedding width of `ngram`; a transformers encoder brings its own.")
+    max_tokens: PositiveInt = Field(256, description="Longer captions are cut; the report counts them.")
+
+
+class DataConfig(Section):
+    """Where samples come from and how they are encoded."""
+
+    source: str = Field(
+        description="`mini`, a folder of media with .txt captions, a manifest .jsonl, or a latent cache."
+    )
+    cache: str = Field("data/cache", description="Folder of encoded latents; filled on demand, shared between runs.")
+    codec: CodecConfig = CodecConfig()
+    text: TextConfig = TextConfig()
+    max_pixels: PositiveInt | None = Field(None, description="Media with a larger frame area is scaled down to it.")
+    max_frames: PositiveInt | None = Field(None, description="Longer clips are trimmed to it; the report counts them.")
+    held_out: int = Field(8, ge=0, description="Samples kept out of training to measure the held-out loss.")
+    max_corrupt: float = Field(0.1, ge=0, le=1, description="Share of corrupt files above which the run stops.")
+
+
+class BatchConfig(Section):
+    """What one global step trains on, whatever the number of workers."""
+
+    tokens: PositiveInt | None = Field(None, description="Global batch by visual tokens; the first sample always fits.")
+    samples: PositiveInt | None = Field(None, description="Global batch by samples.")
+    image_ratio: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Share of images among the samples of a batch, as far as the pass allows; default: as drawn.",
+    )
+
+    @model_validator(mode="after")
+    def _one_size(self) -> BatchConfig:
+        if (self.tokens is None) == (self.samples is None):
+            raise ValueError("set exactly one of batch.tokens and batch.samples")
+        return self
+
+
+class ModelConfig(Section):
+    """The Diffusion Transformer; sizes are those of the named architecture."""
+
+    name: str = Field("wan", description="`wan` (diffusers WanTransformer3DModel) or `dit` (the reference DiT).")
+    layers: PositiveInt = 4
+    heads: PositiveInt = 4
+    head_dim: PositiveInt = Field(32, description="Even, and at least 12, for the 3-D rotary positions.")
+    mlp_ratio: PositiveFloat = Field(4.0, description="Hidden width of the MLP over the model width.")
+    checkpointing: Literal["none", "full"] = Field("none", description="Activation checkpointing, per block.")
+
+
+class OptimizerConfig(Section):
+    """AdamW, warm-up, clipping, EMA."""
+
+    lr: PositiveFloat = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.01, ge=0)
+    warmup_steps: int = Field(5, ge=0, description="Linear warm-up.")
+    clip_norm: PositiveFloat | None = Field(1.0, description="Clip by the true global norm; null: never.")
+    ema_decay: float = Field(0.99, ge=0, lt=1, description="0: no EMA.")
+
+
+class LossConfig(Section):
+    """Flow matching: x_t = (1 - t) x0 + t noise, target noise - x0."""
+
+    weighting: Literal["sample", "token"] = Field("sample", description="Every sample counts the same, or every token.")
+    timestep_mean: float = Field(0.0, description="Mean of the logit-normal timestep.")
+    timestep_std: PositiveFloat = Field(1.0, description="Deviation of the logit-normal timestep.")
+    shift: PositiveFloat = Field(1.0, description="t -> shift t / (1 + (shift - 1) t); more noise when above 1.")
+
+
+class EngineConfig(Section):
+    """How attention is computed and how ranks exchange its operands."""
+
+    kernel: Literal["auto", "sdpa", "varlen", "flash"] = "auto"
+    transport: Literal["auto", "p2p", "group", "world"] = Field(
+        "auto",
+        description="`p2p`: between neighbours. `group`: all-to-all in each component. `world`: all-to-all of all.",
+    )
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    deterministic: bool = Field(True, description="Only kernels whose result does not depend on timing.")
+
+
+class WorkersConfig(Section):
+    """The pool of workers."""
+
+    count: PositiveInt | Literal["auto"] = Field(
+        "auto", description="`auto`: one per GPU, else one per CPU core, at most 8."
+    )
+    min: PositiveInt = Field(1, description="With fewer live workers the run stops with a checkpoint.")
+    threads: PositiveInt = Field(1, description="CPU threads of one worker.")
+    start_timeout_s: PositiveFloat = Field(180.0, description="All workers must answer within it.")
+    step_timeout_s: PositiveFloat = Field(600.0, description="A step that takes longer is broken.")
+    ping_interval_s: PositiveFloat = 0.5
+    ping_timeout_s: PositiveFloat = Field(10.0, description="A worker silent for longer is removed.")
+    comm_timeout_s: PositiveFloat = Field(60.0, description="Time-out of one collective in the transport library.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> WorkersConfig:
+        if isinstance(self.count, int) and self.min > self.count:
+            raise ValueError(f"workers.min is {self.min}, above workers.count {self.count}")
+        if not self.ping_interval_s < self.ping_timeout_s < self.comm_timeout_s <= self.step_timeout_s:
+            raise ValueError(
+                "time-outs must ascend: ping_interval_s < ping_timeout_s < comm_timeout_s <= step_timeout_s"
+            )
+        return self
+
+
+class PlacementConfig(Section):
+    """Who plans the batches."""
+
+    policy: str = Field("zellige", description="A key of `zellige_ray.placement.policies.policies`.")
+    hardware: str | None = Field(None, description="Hardware preset or YAML; default: measured at the start.")
+
+
+class CheckpointConfig(Section):
+    every: PositiveInt = Field(50, description="Steps between checkpoints.")
+    keep: PositiveInt = Field(2, description="Newest complete checkpoints that stay.")
+
+
+class PreviewConfig(Section):
+    every: PositiveInt | None = Field(25, description="Steps between previews; null: none.")
+    count: PositiveInt = 2
+    steps: PositiveInt = Field(12, description="Sampling steps of one preview.")
+
+
+class RunConfig(Section):
+    """Everything that defines a run. Saved, resolved, in the run folder."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$")
+    folder: str = Field("runs", description="Run folders are made in it; `latest` in it points to the newest.")
+    seed: int = Field(0, ge=0)
+    steps: PositiveInt = Field(100, description="Committed optimizer steps, those before a resume included.")
+    evaluate_every: PositiveInt = Field(25, description="Steps between measurements of the held-out loss.")
+    compare_batches: int = Field(
+        5, ge=0, description="Batches on which policies are timed against each other at the end."
+    )
+    resume: str | None = Field(None, description="A run folder or a checkpoint folder to go on from.")
+    data: DataConfig
+    batch: BatchConfig
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss: LossConfig = LossConfig()
+    engine: EngineConfig = EngineConfig()
+    workers: WorkersConfig = WorkersConfig()
+    placement: PlacementConfig = PlacementConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    preview: PreviewConfig = PreviewConfig()
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """The validated configuration of a YAML file and `a.b=value` overrides (values are read as YAML).
+
+    Raises ConfigError: the file can't be read, a key is unknown (the nearest is named), a type is wrong (path, expected
+    and got), settings contradict each other.
+    """
+    try:
+        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
+        raise ConfigError(f"cannot read config {path}: {fault}") from fault
+    if not isinstance(value, dict):
+        raise ConfigError(f"config {path} must be a mapping of keys, it is {type(value).__name__}")
+    for text in overrides:
+        key, sign, raw = text.partition("=")
+        if not sign or not key:
+            raise ConfigError(f"override {text!r} is not of the form key=value")
+        _set(value, key.split("."), _scalar(text, raw))
+    return parse_config(value)
+
+
+def parse_config(value: Mapping[str, Any]) -> RunConfig:
+    """The validated configuration of plain values; raises ConfigError like `load_config`."""
+    try:
+        return RunConfig.model_validate(value)
+    except ValidationError as fault:
+        lines = [_explain(error) for error in fault.errors()]
+        raise ConfigError("\n".join(lines)) from fault
+
+
+def _scalar(text: str, raw: str) -> Any:
+    try:
+        return yaml.safe_load(raw)
+    except yaml.YAMLError as fault:
+        raise ConfigError(f"override {text!r}: the value is not YAML: {fault}") from fault
+
+
+def _set(value: dict[str, Any], path: list[str], leaf: Any) -> None:
+    for key in path[:-1]:
+        value = value.setdefault(key, {})
+        if not isinstance(value, dict):
+            raise ConfigError(f"override {'.'.join(path)}: {key} is not a section")
+    value[path[-1]] = leaf
+
+
+def _explain(error: Any) -> str:
+    where = ".".join(str(x) for x in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = _keys_at(error["loc"][:-1])
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.0)
+        return f"unknown key {where}: the nearest known key is {near[0] if near else sorted(known)}"
+    if error["type"] == "missing":
+        return f"{where}: required, and not given"
+    if error["type"] == "value_error":
+        return f"{where or 'config'}: {error['ctx']['error']}"
+    return f"{where}: {error['msg']}, got {error['input']!r}"
+
+
+def _keys_at(path: Iterable[Any]) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for key in path:
+        annotation = model.model_fields[key].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
