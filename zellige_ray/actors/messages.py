@@ -1,0 +1,111 @@
+"""What the driver and the workers say to each other: frozen values, each order naming its epoch and the last decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from zellige_ray.data.index import SampleMeta
+from zellige_ray.monitor.events import RankTimes
+from zellige_ray.placement.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker as the driver knows it: where it runs and what it has. memory_bytes: what its rank may fill."""
+
+    worker: str
+    node: str
+    pid: int
+    device: str
+    memory_bytes: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A numbered membership: live workers in rank order. Every plan and every order names its number."""
+
+    number: int
+    members: tuple[Member, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return tuple(m.worker for m in self.members)
+
+    def node_of_rank(self) -> tuple[int, ...]:
+        """Node number of each rank, nodes numbered by first appearance."""
+        number: dict[str, int] = {}
+        return tuple(number.setdefault(m.node, len(number)) for m in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The last decided step. update: False when its gradients were not finite, and every rank leaves its weights alone."""
+
+    step: int
+    update: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Form the communicator of an epoch. store: what `connect` of the worker understands.
+
+    source: the rank whose state everybody at another step takes over; None when all are equal.
+    """
+
+    epoch: int
+    rank: int
+    size: int
+    store: Any
+    decided: Decision
+    source: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Work on a plan. samples: those of the plan, in any order. steps: sampling steps, for previews only."""
+
+    epoch: int
+    decided: Decision
+    plan: Plan
+    samples: tuple[SampleMeta, ...]
+    pass_: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A worker's answer. `broken`: a peer was lost or the epoch is over, nothing counts, `reason` says why."""
+
+    worker: str
+    epoch: int
+    status: Literal["ok", "broken"]
+    value: Any = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """reduced(t): this rank holds the summed gradients of the step. loss, norm, finite: equal on all ranks."""
+
+    loss: float
+    norm: float
+    finite: bool
+    lr: float
+    seconds: float
+    times: RankTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A rank's profile. Units: FLOP/s of the cost formula, bytes/s one direction, seconds per message; 0 when alone."""
+
+    linear_flops: float
+    attention_flops: float
+    bytes_per_s: float
+    latency_s: float

@@ -1,0 +1,204 @@
+"""The worker: one rank's model, state and communicator, driven by orders. A plain class; Ray touches it at the edge."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from zellige_ray.actors.messages import Decision, Invitation, Measurement, Member, Order, Reply, Vote
+from zellige_ray.attention.comm import Comm
+from zellige_ray.config import RunConfig
+from zellige_ray.data.cache import LatentCache
+from zellige_ray.errors import CommError, PoolError
+from zellige_ray.models.adapter import ModelAdapter
+from zellige_ray.models.registry import get_adapter
+from zellige_ray.models.specs import get_spec
+from zellige_ray.monitor.events import RankTimes
+from zellige_ray.training import checkpoint_io, profile
+from zellige_ray.training.batch import Loader
+from zellige_ray.training.previews import Previews
+from zellige_ray.training.runner import Runner
+from zellige_ray.training.state import TrainState
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+class Worker:
+    """Holds a replica. Orders run in one thread; `ping` and `cancel` may come from another at any time."""
+
+    def __init__(
+        self, name: str, node: str, config: RunConfig, run_folder: str, connect: Callable[[Any], Any]
+    ) -> None:
+        """connect: turns the store named in an invitation into a torch store."""
+        self.name, self.node, self.config, self.run_folder = name, node, config, run_folder
+        self._connect = connect
+        self._comm: Comm | None = None
+        self._epoch = -1
+        self._cancelled = -1
+        self._pending: int | None = None
+
+    def setup(self, checkpoint: str | None) -> Member:
+        """Builds the model and its state, from `checkpoint` when one is given; nothing collective."""
+        config = self.config
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        dtype = DTYPES[config.engine.dtype]
+        self._cache = LatentCache(config.data.cache)
+        self._adapter: ModelAdapter = get_adapter(config.model.name)
+        self._spec = get_spec(config.model.name)
+        self._module = self._adapter.build(config.model, self._cache.text_dim, config.seed, dtype, self._device)
+        self._state = TrainState(self._module, config.optimizer)
+        if checkpoint is not None:
+            checkpoint_io.load(checkpoint, self._state)
+        loader = Loader(self._cache, self._adapter, self._spec, config.loss, config.seed, dtype, self._device)
+        self._runner = Runner(
+            self._adapter.bind(self._module), self._state, loader, config.engine, config.model.heads
+        )
+        memory = memory_bytes(self._device) // (1 if self._device.type == "cuda" else torch_workers(config))
+        return Member(self.name, self.node, os.getpid(), str(self._device), memory, self._state.step)
+
+    # Control lane
+
+    def ping(self) -> int:
+        """The epoch this worker is in; an answer is the sign of life."""
+        return self._epoch
+
+    def cancel(self, epoch: int) -> None:
+        """Ends work in flight of every epoch before `epoch`: the waiting order answers `broken`."""
+        self._cancelled = max(self._cancelled, epoch)
+        comm = self._comm
+        if comm is not None and comm.epoch < epoch:
+            comm.cancel()
+
+    # Work lane
+
+    def join(self, invitation: Invitation) -> Reply:
+        """Forms the communicator of a new epoch; ranks at another step than the source take its state over."""
+        return self._guard(invitation.epoch, lambda: self._join(invitation))
+
+    def measure(self, order: Order) -> Reply:
+        """Times the model's own blocks and the wire, all ranks in lock step."""
+        return self._guard(order.epoch, self._measure)
+
+    def step(self, order: Order) -> Reply:
+        """Gradients of one step, reduced over all ranks, kept until they are decided; the value is a Vote."""
+        return self._on(order, lambda: self._gradients(order, pending=order.decided.step + 1))
+
+    def rehearse(self, order: Order) -> Reply:
+        """The same work as a step that will never count."""
+        return self._on(order, lambda: self._gradients(order, pending=None))
+
+    def held_out(self, order: Order) -> Reply:
+        """The held-out loss, equal on all ranks."""
+        return self._on(order, lambda: self._runner.held_out(order.plan, order.samples, self._comm))
+
+    def denoise(self, order: Order) -> Reply:
+        """This rank's tokens of the previews."""
+        return self._on(order, lambda: self._runner.denoise(order.plan, order.samples, self._comm, order.steps))
+
+    def render(self, folder: str, sample: Any, parts: Any) -> str:
+        """Decodes one preview from all ranks' tokens and writes it; the file's name."""
+        return Previews(self.config.data, self._adapter).write(folder, sample, parts)
+
+    def save(self, folder: str, decided: Decision) -> int:
+        """Applies what is decided, writes the state into `folder`; the step that it holds."""
+        self._apply(decided)
+        checkpoint_io.save(folder, self._state)
+        return self._state.step
+
+    def close(self) -> None:
+        """Leaves the current epoch."""
+        if self._comm is not None:
+            self._comm.close()
+            self._comm = None
+
+    def _guard(self, epoch: int, work: Callable[[], Any]) -> Reply:
+        if epoch < self._cancelled:
+            return Reply(self.name, epoch, "broken", reason=f"epoch {epoch} is over")
+        try:
+            return Reply(self.name, epoch, "ok", work())
+        except CommError as fault:
+            return Reply(self.name, epoch, "broken", reason=f"{type(fault).__name__}: {fault}")
+
+    def _on(self, order: Order, work: Callable[[], Any]) -> Reply:
+        if order.epoch != self._epoch:
+            return Reply(self.name, order.epoch, "broken", reason=f"this worker is in epoch {self._epoch}")
+
+        def decided_first() -> Any:
+            self._apply(order.decided)
+            return work()
+
+        return self._guard(order.epoch, decided_first)
+
+    def _apply(self, decided: Decision) -> None:
+        if decided.step <= self._state.step:
+            return
+        if self._pending != decided.step:
+            raise PoolError(
+                f"worker {self.name} is asked to apply step {decided.step}, it holds gradients of {self._pending} "
+                f"at step {self._state.step}"
+            )
+        self._state.apply(decided.step, decided.update)
+        self._pending = None
+
+    def _join(self, invitation: Invitation) -> int:
+        if self._pending == invitation.decided.step:
+            self._apply(invitation.decided)
+        self._pending = None
+        self.close()
+        self._epoch = invitation.epoch
+        if invitation.size > 1:
+            self._comm = Comm.create(
+                self._connect(invitation.store),
+                invitation.epoch,
+                invitation.rank,
+                invitation.size,
+                "nccl" if self._device.type == "cuda" else "gloo",
+                self.config.workers.comm_timeout_s,
+            )
+            if invitation.epoch < self._cancelled:
+                self._comm.cancel()
+            if invitation.source is not None:
+                self._take_over(invitation.source)
+        return self._state.step
+
+    def _take_over(self, source: int) -> None:
+        assert self._comm is not None
+        step = torch.tensor([self._state.step], dtype=torch.int64, device=self._device)
+        for tensor in [step, *self._state.tensors()]:
+            sent = tensor.to(self._device)  # AdamW keeps its counters on the CPU, NCCL wants the device
+            self._comm.broadcast(sent, source).wait()
+            tensor.copy_(sent)
+        self._state.step = int(step)
+
+    def _measure(self) -> Measurement:
+        linear, attention = profile.compute(self._runner, self._spec, self.config)
+        bandwidth, latency = profile.wire(self._comm)
+        return Measurement(linear, attention, bandwidth, latency)
+
+    def _gradients(self, order: Order, pending: int | None) -> Vote:
+        self._pending = None
+        start = time.perf_counter()
+        out = self._runner.gradients(order.plan, order.samples, order.pass_, self._comm)
+        self._pending = pending
+        rank = self._comm.rank if self._comm is not None else 0
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        times = RankTimes(rank, out.linear_s, out.attention_s, out.exchange_s, out.idle_s, out.tokens, rss)
+        lr = self._state.lr_at(self._state.step + 1)
+        return Vote(out.loss, out.norm, out.finite, lr, time.perf_counter() - start, times)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory of a device; the machine's own for a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def torch_workers(config: RunConfig) -> int:
+    """Workers that share this machine's memory, at most."""
+    return config.workers.count if isinstance(config.workers.count, int) else max(1, os.cpu_count() or 1)

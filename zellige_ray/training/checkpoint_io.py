@@ -1,0 +1,43 @@
+"""Checkpoint tensors by torch.distributed.checkpoint: written by one rank of a replicated state, read by any number."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+
+from zellige_ray.errors import CheckpointError
+from zellige_ray.training.state import TrainState
+
+
+def save(folder: str, state: TrainState) -> None:
+    """Writes the whole state into an existing, empty folder. Raises CheckpointError with the cause, disk full included."""
+    try:
+        with _single_process():
+            dcp.save(state.state_dict(), storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    except Exception as fault:  # noqa: BLE001  (the library wraps every cause in its own types)
+        raise CheckpointError(f"cannot write checkpoint {folder}: {fault}") from fault
+
+
+def load(folder: str, state: TrainState) -> None:
+    """Reads a checkpoint of the same architecture into `state`. Raises CheckpointError otherwise."""
+    state.tensors()  # gives AdamW its moments, so that there is something to read into
+    into: dict[str, Any] = state.state_dict()
+    try:
+        with _single_process():
+            dcp.load(into, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+        state.load_state_dict(into)
+    except Exception as fault:  # noqa: BLE001  (the library wraps every cause in its own types)
+        raise CheckpointError(f"cannot read checkpoint {folder}: {fault}") from fault
+
+
+@contextmanager
+def _single_process() -> Iterator[None]:
+    """Silences the library's remark that no process group is there: that is what `no_dist` asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.distributed.*")
+        warnings.filterwarnings("ignore", message=".*TypedStorage.*")
+        yield
