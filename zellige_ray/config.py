@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -16,7 +17,22 @@ from zellige_ray.errors import ConfigError
 class Section(BaseModel):
     """A part of the configuration: frozen, and closed to unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+S = TypeVar("S", bound=Section)
+
+
+def _agree(section: S, where: str, needed: bool, path: str | None) -> S:
+    """The section, if it has a path where its kind needs one, and none where the path would be ignored."""
+    kind = section.model_dump()["name"]
+    if needed and path is None:
+        raise ValueError(f"{where}.name is {kind}, which needs {where}.path")
+    if not needed and path is not None:
+        raise ValueError(
+            f"{where}.path is {path!r}, which {where}.name {kind} would ignore: remove it or change the name"
+        )
+    return section
 
 
 class CodecConfig(Section):
@@ -26,6 +42,10 @@ class CodecConfig(Section):
         "dct", description="`dct`: fixed 3-D DCT, 4x8x8, 16 channels. `vae`: diffusers."
     )
     path: str | None = Field(None, description="Local folder or hub id of a diffusers VAE; only for `vae`.")
+
+    @model_validator(mode="after")
+    def _path_goes_with_vae(self) -> CodecConfig:
+        return _agree(self, "data.codec", self.name == "vae", self.path)
 
 
 class TextConfig(Section):
@@ -37,6 +57,10 @@ class TextConfig(Section):
     path: str | None = Field(None, description="Local folder or hub id of an encoder; only for `transformers`.")
     dim: PositiveInt = Field(64, description="Embedding width of `ngram`; a transformers encoder brings its own.")
     max_tokens: PositiveInt = Field(256, description="Longer captions are cut; the report counts them.")
+
+    @model_validator(mode="after")
+    def _path_goes_with_transformers(self) -> TextConfig:
+        return _agree(self, "data.text", self.name == "transformers", self.path)
 
 
 class DataConfig(Section):
@@ -69,7 +93,8 @@ class BatchConfig(Section):
     @model_validator(mode="after")
     def _one_size(self) -> BatchConfig:
         if (self.tokens is None) == (self.samples is None):
-            raise ValueError("set exactly one of batch.tokens and batch.samples")
+            both = f"batch.tokens is {self.tokens} and batch.samples is {self.samples}"
+            raise ValueError(f"{both}: set exactly one of them")
         return self
 
 
@@ -79,16 +104,19 @@ class ModelConfig(Section):
     name: str = Field("wan", description="`wan` (diffusers WanTransformer3DModel) or `dit` (the reference DiT).")
     layers: PositiveInt = 4
     heads: PositiveInt = 4
-    head_dim: PositiveInt = Field(32, description="Even, and at least 12, for the 3-D rotary positions.")
+    head_dim: int = Field(32, ge=12, multiple_of=2, description="Even, at least 12: it holds 3-D rotary positions.")
     mlp_ratio: PositiveFloat = Field(4.0, description="Hidden width of the MLP over the model width.")
     checkpointing: Literal["none", "full"] = Field("none", description="Activation checkpointing, per block.")
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section):
     """AdamW, warm-up, clipping, EMA."""
 
     lr: PositiveFloat = 1e-3
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False)
     weight_decay: float = Field(0.01, ge=0)
     warmup_steps: int = Field(5, ge=0, description="Linear warm-up.")
     clip_norm: PositiveFloat | None = Field(1.0, description="Clip by the true global norm; null: never.")
@@ -115,6 +143,12 @@ class EngineConfig(Section):
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     deterministic: bool = Field(True, description="Only kernels whose result does not depend on timing.")
 
+    @model_validator(mode="after")
+    def _flash_is_half(self) -> EngineConfig:
+        if self.kernel == "flash" and self.dtype != "bfloat16":
+            raise ValueError(f"engine.kernel flash computes in bfloat16, engine.dtype is {self.dtype}: change either")
+        return self
+
 
 class WorkersConfig(Section):
     """The pool of workers."""
@@ -134,10 +168,11 @@ class WorkersConfig(Section):
     def _ordered(self) -> WorkersConfig:
         if isinstance(self.count, int) and self.min > self.count:
             raise ValueError(f"workers.min is {self.min}, above workers.count {self.count}")
-        if not self.ping_interval_s < self.ping_timeout_s < self.comm_timeout_s <= self.step_timeout_s:
-            raise ValueError(
-                "time-outs must ascend: ping_interval_s < ping_timeout_s < comm_timeout_s <= step_timeout_s"
-            )
+        names = ("ping_interval_s", "ping_timeout_s", "comm_timeout_s", "step_timeout_s")
+        values = [getattr(self, name) for name in names]
+        if not values[0] < values[1] < values[2] <= values[3]:
+            given = ", ".join(f"{name} {value:g}" for name, value in zip(names, values, strict=True))
+            raise ValueError(f"time-outs must ascend, the last two may be equal: {given}")
         return self
 
 
@@ -190,7 +225,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     and got), settings contradict each other.
     """
     try:
-        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        value = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
         raise ConfigError(f"cannot read config {path}: {fault}") from fault
     if not isinstance(value, dict):
@@ -204,17 +239,42 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
 
 
 def parse_config(value: Mapping[str, Any]) -> RunConfig:
-    """The validated configuration of plain values; raises ConfigError like `load_config`."""
+    """The validated configuration of plain values; raises ConfigError like `load_config`, with one line per fault."""
     try:
         return RunConfig.model_validate(value)
     except ValidationError as fault:
-        lines = [_explain(error) for error in fault.errors()]
-        raise ConfigError("\n".join(lines)) from fault
+        lines: dict[str, list[str]] = {}
+        for error in fault.errors():
+            where, what = _explain(error)
+            lines.setdefault(where, []).append(what)
+        raise ConfigError("\n".join(_join(where, whats) for where, whats in lines.items())) from fault
+
+
+def dump_config(config: RunConfig) -> str:
+    """The configuration as YAML, every key present; `load_config` reads it back as an equal value."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that also reads `1e-3` as a number, as people mean it, and refuses a key that is given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) < len(node.value):
+            keys = [key.value for key, _ in node.value]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key {twice!r} is given twice in this section")
+        return mapping
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 def _scalar(text: str, raw: str) -> Any:
     try:
-        return yaml.safe_load(raw)
+        return yaml.load(raw, _Loader)
     except yaml.YAMLError as fault:
         raise ConfigError(f"override {text!r}: the value is not YAML: {fault}") from fault
 
@@ -227,23 +287,35 @@ def _set(value: dict[str, Any], path: list[str], leaf: Any) -> None:
     value[path[-1]] = leaf
 
 
-def _explain(error: Any) -> str:
-    where = ".".join(str(x) for x in error["loc"])
+def _explain(error: Any) -> tuple[str, str]:
+    """(path of the key, what is wrong with it) of one pydantic error."""
+    path = error["loc"]
     if error["type"] == "extra_forbidden":
-        known = _keys_at(error["loc"][:-1])
-        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.0)
-        return f"unknown key {where}: the nearest known key is {near[0] if near else sorted(known)}"
+        known = _keys_at(path[:-1])
+        near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.0)
+        return ".".join(map(str, path)), f"unknown key, the nearest known one is {near[0] if near else sorted(known)}"
+    where = ".".join(str(key) for i, key in enumerate(path) if isinstance(key, int) or key in _keys_at(path[:i]))
     if error["type"] == "missing":
-        return f"{where}: required, and not given"
+        return where, "required, and not given"
     if error["type"] == "value_error":
-        return f"{where or 'config'}: {error['ctx']['error']}"
-    return f"{where}: {error['msg']}, got {error['input']!r}"
+        return where, str(error["ctx"]["error"])
+    if error["type"] in ("model_type", "model_attributes_type"):
+        return where, f"expected a section with keys, got {error['input']!r}"
+    expected = re.sub(r"^(Input|String|Tuple|List|Value) should (be|have|match)", "expected", error["msg"])
+    return where, f"{expected}, got {error['input']!r}"
+
+
+def _join(where: str, whats: list[str]) -> str:
+    """One line for one key, also where a union has several ways to be wrong."""
+    *others, last = whats
+    text = " or ".join([*(what.rpartition(", got ")[0] for what in others), last]) if others else last
+    return f"{where or 'config'}: {text.replace(' or expected ', ' or ')}"
 
 
 def _keys_at(path: Iterable[Any]) -> list[str]:
     model: type[BaseModel] = RunConfig
     for key in path:
-        annotation = model.model_fields[key].annotation
+        annotation = model.model_fields[key].annotation if key in model.model_fields else None
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []
         model = annotation

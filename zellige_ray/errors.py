@@ -56,7 +56,7 @@ class CommError(ZelligeError):
     """A collective failed: a peer died, or a wait ran into its time-out."""
 
 
-class Regroup(CommError):
+class Regroup(CommError):  # noqa: N818  (a turn of events, not a fault)
     """The driver cancelled the work in flight: a new epoch is coming."""
 
 

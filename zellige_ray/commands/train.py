@@ -1,0 +1,64 @@
+"""Train a Diffusion Transformer by a YAML config.
+
+The config is validated as a whole before any worker starts. Without one, the mini set is fetched and trained on.
+Ctrl-C ends with a complete checkpoint and exit code 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from zellige_ray.config import load_config
+from zellige_ray.configs import configs
+from zellige_ray.monitor.events import Event
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "zellige train [CONFIG] [key=value ...] [--json]"
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="CONFIG | key=value",
+        help=f"a YAML file, or one of {', '.join(configs)} (default: mini); then overrides such as model.layers=6",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="the summary as one JSON object on stdout, progress on stderr"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    path, overrides = _split(args.words)
+    config = load_config(path, overrides)
+
+    from rich.console import Console
+
+    from zellige_ray.api import train
+    from zellige_ray.monitor.history import History
+    from zellige_ray.monitor.progress import Progress
+    from zellige_ray.monitor.summary import print_summary
+
+    console = Console(stderr=args.json)
+    history = History()
+    with Progress(config.steps, console) as progress:
+
+        def on_event(event: Event) -> None:
+            history.see(event)
+            progress.see(event)
+
+        summary = train(config, on_event=on_event)
+    print_summary(summary, history, console)
+    if args.json:
+        json.dump(summary, sys.stdout)
+        sys.stdout.write("\n")
+    return 0
+
+
+def _split(words: list[str]) -> tuple[Path, list[str]]:
+    """The config and the overrides; a first word that is neither an override nor a packaged name is a path."""
+    if words and ("=" not in words[0] or Path(words[0]).exists()):
+        first, *overrides = words
+        return configs.get(first, Path(first)), overrides
+    return configs["mini"], words

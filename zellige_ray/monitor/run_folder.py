@@ -1,0 +1,13 @@
+"""The run folder: the name of every file that a run leaves behind."""
+
+from __future__ import annotations
+
+CONFIG = "config.yaml"  # the resolved configuration
+LEDGER = "ledger.jsonl"  # one line per committed step, with its sample ids
+METRICS = "metrics.jsonl"  # one line per event, with its time
+PLANS = "plans"  # step-000012.json: the plans of the last 50 steps
+CHECKPOINTS = "checkpoints"
+PREVIEWS = "previews"
+ENVIRONMENT = "environment.json"  # versions and hardware
+SUMMARY = "summary.json"
+REPORT = "report.html"
