@@ -1,0 +1,202 @@
+"""Comm: the communicator of one rank in one epoch, a plain object over one process group.
+
+There is no default process group, no `init_process_group` and no `new_group`: torch 2.13's `new_group` with local
+synchronisation hangs on overlapping groups, and a world-wide registry can't hold two epochs. A Comm is made by its members
+only, under a prefix of the store that names the epoch, so that nothing of an older epoch can reach it.
+
+Why this can't deadlock: exchanges are point-to-point between real neighbours, each message has its own key, and every
+receive is posted before anything is waited for. So a rank's messages leave whatever its peers do, and a wait depends only on
+the posting of the same operation by that neighbour; ranks that share no sequence never wait for each other.
+
+After a failure or a time-out a process group is unusable even between the living. It is then closed: `close` hands it to a
+background thread, because its destructor blocks for up to the time-out (measured: 7-11 s).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from zellige_ray.attention.groups import GroupPool
+from zellige_ray.attention.pending import Pending, Waiter, Work, poll_until
+from zellige_ray.attention.transport import Group, backends
+from zellige_ray.errors import CommError, Regroup
+
+Op = Literal["sum", "max", "min"]
+
+
+class Comm:
+    """Point-to-point exchanges and collectives of one epoch; see `Comm.create`.
+
+    One thread posts, any thread may cancel. `sent_bytes` and `num_exchanges` count what was posted, for tests and reports.
+    """
+
+    def __init__(self, group: Group, pool: GroupPool, epoch: int, rank: int, size: int, timeout_s: float, cancelled: threading.Event) -> None:
+        self.epoch = epoch
+        self.rank = rank
+        self.size = size
+        self.timeout_s = timeout_s
+        self.sent_bytes = 0
+        self.num_exchanges = 0
+        self._group: Group | None = group
+        self._pool = pool
+        self._cancelled = cancelled
+        self._exchanges = Waiter(f"zellige-exchange-{epoch}-{rank}")
+        self._collectives = Waiter(f"zellige-collective-{epoch}-{rank}")
+
+    @classmethod
+    def create(
+        cls,
+        store: Any,
+        epoch: int,
+        rank: int,
+        size: int,
+        backend: Literal["gloo", "nccl"] = "gloo",
+        timeout_s: float = 60.0,
+        cancelled: Callable[[], bool] = lambda: False,
+        max_groups: int = 8,
+    ) -> Comm:
+        """Meet the other members and connect to them.
+
+        store: a torch.distributed Store that all of them reach. cancelled: asked while waiting for the others to come.
+        max_groups: subgroups kept for the `group` transport, least recently used first out.
+        Raises CommError naming the ranks that did not come within timeout_s, Regroup when cancelled.
+        """
+        if backend not in backends:
+            raise CommError(f"unknown backend {backend!r}, known are {sorted(backends)}")
+        if not 0 <= rank < size:
+            raise CommError(f"rank {rank} is outside of a world of {size}")
+        from torch.distributed import PrefixStore
+
+        prefixed = PrefixStore(f"zellige/{epoch}", store)
+        stop = threading.Event()
+        meet(prefixed, range(size), rank, f"epoch {epoch}", timeout_s, cancelled)
+        group = backends[backend](PrefixStore("world", prefixed), rank, size, timeout_s)
+        pool = GroupPool(prefixed, rank, backend, timeout_s, max_groups, stop.is_set)
+        return cls(group, pool, epoch, rank, size, timeout_s, stop)
+
+    def exchange(self, send: Tensor, send_rows: Mapping[int, int], recv_rows: Mapping[int, int], key: int) -> Pending[Tensor]:
+        """Start sending rows to peers and receiving rows from them, one message per peer and direction.
+
+        send: [rows, D] contiguous, grouped by peer, ascending. send_rows, recv_rows: peer -> rows (none is 0).
+        key: the same on both sides, unique among the exchanges in flight. Result: [rows, D], grouped by peer, ascending.
+        """
+        group = self._open()
+        recv = send.new_empty((sum(recv_rows.values()), *send.shape[1:]))
+        peers = sorted(send_rows.keys() | recv_rows.keys())
+        if not peers:
+            return Pending.ready(recv)
+        works = group.exchange(send, sorted(send_rows.items()), recv, sorted(recv_rows.items()), key)
+        self.count(send)
+        return self._watch(self._exchanges, recv, works, (send, recv), f"exchange {key} with ranks {peers}")
+
+    def exchange_in_group(self, members: Sequence[int], send: Tensor, send_rows: Mapping[int, int], recv_rows: Mapping[int, int], key: int) -> Pending[Tensor]:
+        """Like `exchange`, as one all-to-all of a real subgroup of exactly these members, who all must call it.
+
+        With all ranks as members it runs on the epoch's own group.
+        """
+        group = self._open()
+        members = tuple(members)
+        if len(members) != self.size:
+            group = self._pool.get(members)
+        recv = send.new_empty((sum(recv_rows.values()), *send.shape[1:]))
+        send_splits = [send_rows.get(r, 0) for r in members]
+        recv_splits = [recv_rows.get(r, 0) for r in members]
+        works = group.all_to_all(send, send_splits, recv, recv_splits)
+        self.count(send)
+        return self._watch(self._exchanges, recv, works, (send, recv), f"all-to-all {key} of ranks {list(members)}")
+
+    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> Pending[Tensor]:
+        """Start reducing a tensor over all ranks, in place."""
+        if self.size == 1:
+            self._open()
+            return Pending.ready(tensor)
+        works = self._open().all_reduce(tensor, op)
+        return self._watch(self._collectives, tensor, works, tensor, f"all-reduce ({op}) of {tensor.numel()} values over {self.size} ranks")
+
+    def broadcast(self, tensor: Tensor, root: int) -> Pending[Tensor]:
+        """Start copying the root's tensor to all ranks, in place."""
+        if self.size == 1:
+            self._open()
+            return Pending.ready(tensor)
+        works = self._open().broadcast(tensor, root)
+        return self._watch(self._collectives, tensor, works, tensor, f"broadcast of {tensor.numel()} values from rank {root}")
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        self.all_reduce(torch.zeros(1, device=self._open().device)).wait()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """Make everybody who waits on this Comm leave with Regroup; any thread, returns at once."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Never use it again; returns at once, the group is released in the background."""
+        self.cancel()
+        group, self._group = self._group, None
+        if group is None:
+            return
+        self._exchanges.stop()
+        self._collectives.stop()
+        args = ([group, *self._pool.drain()], [self._exchanges, self._collectives])
+        threading.Thread(target=_bury, args=args, name=f"zellige-graveyard-{self.epoch}-{self.rank}", daemon=True).start()
+
+    def count(self, send: Tensor) -> None:
+        self.num_exchanges += 1
+        self.sent_bytes += send.numel() * send.element_size()
+
+    def _open(self) -> Group:
+        if self._cancelled.is_set():
+            raise Regroup(f"epoch {self.epoch} was cancelled")
+        if self._group is None:
+            raise CommError(f"the communicator of epoch {self.epoch} is closed")
+        return self._group
+
+    def _watch(self, waiter: Waiter, result: Tensor, works: list[Work], keep: Any, what: str) -> Pending[Tensor]:
+        pending = Pending(result, f"epoch {self.epoch}, rank {self.rank}: {what}", self.timeout_s, self._cancelled)
+        if result.is_cuda:  # the stream waits, not this thread; a dead peer is met by abort (see `backends`)
+            for work in works:
+                work.wait()
+            pending.finish(None)
+        else:
+            waiter.watch(pending, works, keep)
+        return pending
+
+
+def meet(store: Any, members: Sequence[int], rank: int, name: str, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+    """Return when all members have come to a place in the store: connecting after that takes milliseconds.
+
+    Raises CommError naming the ranks that did not come, Regroup when cancelled.
+    """
+    store.set(f"{name}/here/{rank}", b"1")
+    missing = [r for r in members if r != rank]
+
+    def ready() -> bool:
+        nonlocal missing
+        missing = [r for r in missing if not store.check([f"{name}/here/{r}"])]
+        return not missing
+
+    try:
+        poll_until(ready, f"rank {rank} meeting at {name}", timeout_s, cancelled)
+    except Regroup:
+        raise
+    except CommError as fault:
+        raise CommError(f"{fault}; ranks {missing} did not come") from None
+    except RuntimeError as fault:
+        raise CommError(f"rank {rank} meeting at {name}: the store does not answer: {fault}") from fault
+
+
+def _bury(groups: list[Group], waiters: list[Waiter]) -> None:
+    for group in groups:
+        group.abort()
+    for waiter in waiters:
+        waiter.join()
+    groups.clear()

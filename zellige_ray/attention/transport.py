@@ -1,0 +1,128 @@
+"""Transport: the few operations Zellige needs of a process group, over gloo and over NCCL.
+
+The gloo half is what the tests run. The NCCL half was written from torch's sources and the issues named below; it was not
+run by us (no machine with several GPUs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zellige_ray.attention.pending import Work
+from zellige_ray.errors import CommError
+
+Rows = Sequence[tuple[int, int]]  # (peer, rows), ascending peers
+
+_ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class Group(Protocol):
+    """One process group as a plain object. Every operation returns works in flight."""
+
+    device: torch.device
+
+    def exchange(self, send: Tensor, sends: Rows, recv: Tensor, recvs: Rows, key: int) -> list[Work]: ...
+
+    def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> list[Work]: ...
+
+    def all_reduce(self, tensor: Tensor, op: str) -> list[Work]: ...
+
+    def broadcast(self, tensor: Tensor, root: int) -> list[Work]: ...
+
+    def abort(self) -> None:
+        """Best effort; gloo has nothing that works."""
+        ...
+
+
+class _TorchGroup:
+    """What gloo and NCCL have in common in torch's process group objects."""
+
+    def __init__(self, pg: Any, device: torch.device) -> None:
+        self._pg = pg
+        self.device = device
+
+    def exchange(self, send: Tensor, sends: Rows, recv: Tensor, recvs: Rows, key: int) -> list[Work]:
+        self._check(send)
+        works: list[Work] = []
+        at = 0
+        for peer, rows in recvs:
+            works.append(self._pg.recv([recv[at : at + rows]], peer, key))
+            at += rows
+        at = 0
+        for peer, rows in sends:
+            works.append(self._pg.send([send[at : at + rows]], peer, key))
+            at += rows
+        return works
+
+    def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> list[Work]:
+        self._check(send)
+        return [self._pg.alltoall_base(recv, send, recv_splits, send_splits)]
+
+    def all_reduce(self, tensor: Tensor, op: str) -> list[Work]:
+        self._check(tensor)
+        options = dist.AllreduceOptions()
+        options.reduceOp = _ops[op]
+        return [self._pg.allreduce([tensor], options)]
+
+    def broadcast(self, tensor: Tensor, root: int) -> list[Work]:
+        self._check(tensor)
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        options.rootTensor = 0
+        return [self._pg.broadcast([tensor], options)]
+
+    def abort(self) -> None:
+        return None
+
+    def _check(self, tensor: Tensor) -> None:
+        if tensor.device.type != self.device.type:
+            raise CommError(f"this group moves {self.device.type} tensors, got one on {tensor.device}")
+        if not tensor.is_contiguous():
+            raise CommError("only contiguous tensors travel")
+
+
+class _NcclGroup(_TorchGroup):
+    """NCCL: one grouped launch per exchange; `abort` frees blocked kernels (needs NCCL >= 2.26)."""
+
+    def exchange(self, send: Tensor, sends: Rows, recv: Tensor, recvs: Rows, key: int) -> list[Work]:
+        self._pg._start_coalescing(self.device)
+        super().exchange(send, sends, recv, recvs, key)
+        return [self._pg._end_coalescing(self.device)]
+
+    def abort(self) -> None:
+        self._pg.abort()
+
+
+def _gloo(store: Any, rank: int, size: int, timeout_s: float) -> Group:
+    from torch.distributed import ProcessGroupGloo
+
+    try:
+        pg = ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
+    except RuntimeError as fault:
+        raise CommError(f"gloo could not connect rank {rank} of {size} within {timeout_s:g} s: {fault}") from fault
+    return _TorchGroup(pg, torch.device("cpu"))
+
+
+def _nccl(store: Any, rank: int, size: int, timeout_s: float) -> Group:
+    if not torch.cuda.is_available():
+        raise CommError("backend nccl needs CUDA, this torch sees none; use gloo")
+    from torch.distributed import ProcessGroupNCCL
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    try:
+        pg = ProcessGroupNCCL(store, rank, size, options)
+        pg.eager_connect_single_device(device)
+    except RuntimeError as fault:
+        raise CommError(f"NCCL could not connect rank {rank} of {size}: {fault}") from fault
+    return _NcclGroup(pg, device)
+
+
+backends: dict[str, Callable[[Any, int, int, float], Group]] = {"gloo": _gloo, "nccl": _nccl}
