@@ -97,7 +97,7 @@ class Progress:
             case CheckpointEvent(step, path, seconds):
                 return f"checkpoint of step {step} in {seconds:.1f} s: {escape(path)}"
             case MembershipEvent():
-                return membership_line(event)
+                return escape(membership_line(event))
             case NoteEvent(level, text):
                 return f"[yellow]warning:[/] {escape(text)}" if level == "warning" else escape(text)
             case ComparisonEvent(batches, policies):
@@ -150,8 +150,9 @@ def is_live(console: Console) -> bool:
 
 
 def membership_line(event: MembershipEvent) -> str:
+    """Who came or went, why, and what it cost, in one plain line."""
     cost = f", {event.lost_s:.2f} s lost, {event.replayed} samples replayed" if event.change == "left" else ""
-    return f"worker {escape(event.worker)} {event.change} ({escape(event.reason)}): epoch {event.epoch}{cost}"
+    return f"worker {event.worker} {event.change} ({event.reason}): epoch {event.epoch}{cost}"
 
 
 def clock_text(seconds: float) -> str:
