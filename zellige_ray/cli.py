@@ -34,6 +34,7 @@ verbs: dict[str, Verb] = {
     "encode": Verb("zellige_ray.commands.encode", "turn media and captions into a cache of latents"),
     "data": Verb("zellige_ray.commands.data", "fetch the mini data set, or describe a data set"),
     "ledger": Verb("zellige_ray.commands.ledger", "verify that a run used every sample exactly once per pass"),
+    "report": Verb("zellige_ray.commands.report", "write the report of a run folder again"),
 }
 
 

@@ -113,7 +113,10 @@ class NoteEvent:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonEvent:
-    """Policies timed on the same batches, interleaved: name -> (measured, predicted) median seconds per step."""
+    """Policies timed on the same batches, interleaved: name -> (measured, predicted) seconds per step.
+
+    The first name is the policy of the run.
+    """
 
     batches: int
     policies: dict[str, tuple[float, float]]

@@ -67,7 +67,7 @@ def render_report(folder: Path, timed: list[tuple[float, Event]]) -> str:
         (
             "policies",
             "Against other policies",
-            "Median seconds per step on the same batches.",
+            "Seconds per step on the same batches, interleaved.",
             sections.policies(history),
         ),
         ("previews", "Previews", "Sampled from the model as it was at that step.", sections.previews(history, folder)),

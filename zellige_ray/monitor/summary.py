@@ -18,10 +18,11 @@ labels: dict[str, tuple[str, str]] = {
     "heldout_drop": ("held-out loss fell by", "{:.1%}"),
     "images": ("images trained on", "{:,}"),
     "videos": ("videos trained on", "{:,}"),
+    "passes": ("complete passes", "{:,}"),
     "tokens_per_s": ("visual tokens per second", "{:,.0f}"),
     "idle_share": ("idle share of the ranks", "{:.1%}"),
-    "gap_to_bound": ("step over the lower bound", "{:+.1%}"),
-    "gap_to_bound_predicted": ("the same, as planned", "{:+.1%}"),
+    "gap_to_bound": ("plan over the lower bound", "{:+.1%}"),
+    "gap_to_bound_measured": ("step over the lower bound", "{:+.1%}"),
     "speedup_over_dp": ("faster than dp, measured", "{:.2f}x"),
     "speedup_over_cp": ("faster than cp, measured", "{:.2f}x"),
     "speedup_over_dp_predicted": ("faster than dp, predicted", "{:.2f}x"),
@@ -39,7 +40,7 @@ def print_summary(summary: Mapping[str, Any], history: History, console: Console
         console.print(load_figures(history))
     if history.comparison:
         console.print(policy_figures(history))
-    console.print(run_figures(summary))
+    console.print(run_figures({**history.figures(), **summary}))
 
 
 def shown_figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -51,14 +52,14 @@ def run_figures(summary: Mapping[str, Any]) -> Table:
     table = Table(title="The run", title_justify="left", show_header=False)
     for label, value in shown_figures(summary):
         table.add_row(label, value)
-    if "folder" in summary:
-        table.add_row("run folder", str(summary["folder"]))
+    if "run_folder" in summary:
+        table.add_row("run folder", str(summary["run_folder"]))
     return table
 
 
 def policy_figures(history: History) -> Table:
     assert history.comparison is not None
-    title = f"Policies on the same {history.comparison.batches} batches, median seconds per step"
+    title = f"Policies on the same {history.comparison.batches} batches, seconds per step"
     table = Table("policy", title=title, title_justify="left")
     table.add_column("measured", justify="right")
     table.add_column("predicted", justify="right")

@@ -1,0 +1,64 @@
+"""Verify that a run used every sample exactly once per pass, and print what happened when.
+
+Exit code 1 when a sample was lost or doubled, or a step is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from zellige_ray.errors import DataError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", default="runs/latest", help="a run folder or a ledger (default: runs/latest)")
+    parser.add_argument("--json", action="store_true", help="the figures as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from zellige_ray.data.audit import verify
+    from zellige_ray.monitor import run_folder
+
+    path = Path(args.run)
+    path = path / run_folder.LEDGER if path.is_dir() else path
+    if not path.is_file():
+        raise DataError(f"there is no ledger at {path}: name a run folder, or a {run_folder.LEDGER}")
+    report = verify(path)
+    figures = {
+        "steps": report.steps,
+        "samples": report.samples,
+        "complete_passes": report.complete_passes,
+        "samples_lost": report.samples_lost,
+        "samples_doubled": report.samples_doubled,
+        "samples_unknown": report.samples_unknown,
+        "steps_missing": report.steps_missing,
+        "steps_doubled": report.steps_doubled,
+        "steps_replayed": report.steps_replayed,
+        "epochs": report.epochs,
+        "world_sizes": list(report.world_sizes),
+        "seconds": report.seconds,
+        "ok": report.ok,
+    }
+    if args.json:
+        json.dump(figures, sys.stdout)
+        sys.stdout.write("\n")
+    else:
+        _print(figures, [f"step {e.step}  epoch {e.epoch}  {e.event}: {e.detail}" for e in report.events])
+    return 0 if report.ok else 1
+
+
+def _print(figures: dict[str, object], events: list[str]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    for line in events:
+        console.print(escape(line), highlight=False)
+    table = Table(show_header=False)
+    for name, value in figures.items():
+        table.add_row(name.replace("_", " "), f"{value:.1f}" if isinstance(value, float) else str(value))
+    console.print(table)
