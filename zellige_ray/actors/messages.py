@@ -1,4 +1,4 @@
-"""What the driver and the workers say to each other: frozen values, each order naming its epoch and the last decision."""
+"""What driver and workers say to each other: frozen values, each order naming its epoch and the last decision."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The last decided step. update: False when its gradients were not finite, and every rank leaves its weights alone."""
+    """The last decided step. update: False when its gradients were not finite: every rank leaves its weights alone."""
 
     step: int
     update: bool = True

@@ -31,9 +31,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 class Worker:
     """Holds a replica. Orders run in one thread; `ping` and `cancel` may come from another at any time."""
 
-    def __init__(
-        self, name: str, node: str, config: RunConfig, run_folder: str, connect: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, name: str, node: str, config: RunConfig, run_folder: str, connect: Callable[[Any], Any]) -> None:
         """connect: turns the store named in an invitation into a torch store."""
         self.name, self.node, self.config, self.run_folder = name, node, config, run_folder
         self._connect = connect
@@ -55,9 +53,7 @@ class Worker:
         if checkpoint is not None:
             checkpoint_io.load(checkpoint, self._state)
         loader = Loader(self._cache, self._adapter, self._spec, config.loss, config.seed, dtype, self._device)
-        self._runner = Runner(
-            self._adapter.bind(self._module), self._state, loader, config.engine, config.model.heads
-        )
+        self._runner = Runner(self._adapter.bind(self._module), self._state, loader, config.engine, config.model.heads)
         memory = memory_bytes(self._device) // (1 if self._device.type == "cuda" else torch_workers(config))
         return Member(self.name, self.node, os.getpid(), str(self._device), memory, self._state.step)
 
@@ -80,9 +76,9 @@ class Worker:
         """Forms the communicator of a new epoch; ranks at another step than the source take its state over."""
         return self._guard(invitation.epoch, lambda: self._join(invitation))
 
-    def measure(self, order: Order) -> Reply:
+    def measure(self, epoch: int) -> Reply:
         """Times the model's own blocks and the wire, all ranks in lock step."""
-        return self._guard(order.epoch, self._measure)
+        return self._guard(epoch, self._measure)
 
     def step(self, order: Order) -> Reply:
         """Gradients of one step, reduced over all ranks, kept until they are decided; the value is a Vote."""

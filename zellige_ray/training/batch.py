@@ -32,7 +32,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Builds shares. dtype, device: of the tensors. timestep_of: overrides the drawn timestep (evaluation)."""
+    """Builds shares. dtype, device: of the tensors."""
 
     cache: LatentCache
     adapter: ModelAdapter

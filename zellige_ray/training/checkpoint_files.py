@@ -93,9 +93,13 @@ def read_position(checkpoint: Path) -> Position:
 
 
 def check(position: Position, config: RunConfig, text_dim: int, fingerprint: str) -> None:
-    """Raises CheckpointError, naming the settings, when a checkpoint does not belong to this model, data set or seed."""
+    """Raises CheckpointError, naming the settings, when a checkpoint is of another model, data set or seed."""
     wanted = model_identity(config)
-    wrong = [f"model.{k} is {position.model.get(k)!r} there, {v!r} here" for k, v in wanted.items() if position.model.get(k) != v]
+    wrong = [
+        f"model.{k} is {position.model.get(k)!r} there, {v!r} here"
+        for k, v in wanted.items()
+        if position.model.get(k) != v
+    ]
     if position.text_dim != text_dim:
         wrong.append(f"text embeddings have width {position.text_dim} there, {text_dim} here")
     if position.seed != config.seed:

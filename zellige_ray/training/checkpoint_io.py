@@ -14,11 +14,11 @@ from zellige_ray.training.state import TrainState
 
 
 def save(folder: str, state: TrainState) -> None:
-    """Writes the whole state into an existing, empty folder. Raises CheckpointError with the cause, disk full included."""
+    """Writes the whole state into an existing, empty folder. Raises CheckpointError with the cause, say a full disk."""
     try:
         with _single_process():
             dcp.save(state.state_dict(), storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-    except Exception as fault:  # noqa: BLE001  (the library wraps every cause in its own types)
+    except Exception as fault:
         raise CheckpointError(f"cannot write checkpoint {folder}: {fault}") from fault
 
 
@@ -30,7 +30,7 @@ def load(folder: str, state: TrainState) -> None:
         with _single_process():
             dcp.load(into, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
         state.load_state_dict(into)
-    except Exception as fault:  # noqa: BLE001  (the library wraps every cause in its own types)
+    except Exception as fault:
         raise CheckpointError(f"cannot read checkpoint {folder}: {fault}") from fault
 
 

@@ -1,7 +1,7 @@
-"""Noise and timesteps as functions of (seed, pass, sample id): counter-based, so that any token interval can be drawn alone.
+"""Noise and timesteps as functions of (seed, pass, sample id): counter-based, so any token interval can be drawn alone.
 
-Never of rank, plan or world size. Philox (Salmon et al., 2011) has a 256-bit counter: its third word numbers the block of
-tokens, its fourth the purpose, and a block is always drawn whole, so that a slice equals the slice of the whole.
+Never of rank, plan or world size. Philox (Salmon et al., 2011) has a 256-bit counter: its third word numbers the block
+of tokens, its fourth the purpose, and a block is always drawn whole, so that a slice equals the slice of the whole.
 """
 
 from __future__ import annotations

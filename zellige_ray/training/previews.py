@@ -30,10 +30,11 @@ class Previews:
         tokens_TCphw = torch.cat([torch.from_numpy(part.tokens) for part in ordered])
         latents_CFHW = self._adapter.untokens(tokens_TCphw, sample.latent_shape)
         frames_FHWC = self._codec.decode(latents_CFHW)
-        target = Path(folder) / "".join(c if c.isalnum() or c in "._-" else "_" for c in sample.id)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_png(target.with_suffix(".png"), frames_FHWC[len(frames_FHWC) // 2])
+        stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in sample.id)
+        picture, clip = Path(folder) / f"{stem}.png", Path(folder) / f"{stem}.mp4"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        write_png(picture, frames_FHWC[len(frames_FHWC) // 2])
         if len(frames_FHWC) == 1:
-            return target.with_suffix(".png").name
-        write_mp4(target.with_suffix(".mp4"), frames_FHWC, FRAMES_PER_SECOND)
-        return target.with_suffix(".mp4").name
+            return picture.name
+        write_mp4(clip, frames_FHWC, FRAMES_PER_SECOND)
+        return clip.name

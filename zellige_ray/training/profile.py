@@ -1,7 +1,7 @@
 """A short profile: the rates of the model's own blocks on this device, and of the wire to a neighbour.
 
-Rates are sustained figures of the planner's cost formula (FLOPs by formula / measured seconds), so that the formula gives
-the measured time back. Minimum of a few repeats: the machine's own noise only ever adds.
+Rates are sustained figures of the planner's cost formula (FLOPs by formula / measured seconds), so that the formula
+gives the measured time back. Minimum of a few repeats: the machine's own noise only ever adds.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def compute(runner: Runner, spec: ModelSpec, config: RunConfig) -> tuple[float, 
 
 
 def flops(preset: ModelPreset, n: int) -> tuple[float, float]:
-    """(linear, attention) FLOPs of one sequence of n tokens without text: forward, recompute and backward, all layers."""
+    """(linear, attention) FLOPs of a sequence of n tokens without text: forward, recompute, backward, all layers."""
     passes = 4 if preset.checkpointing == "full" else 3
     linear = (8 + 4 * preset.mlp_ratio) * preset.hidden**2 * n
     attention = 4 * preset.hidden * n * n

@@ -48,7 +48,7 @@ class GradientReducer:
             flat.zero_()
 
     def reduce(self, comm: Comm | None) -> None:
-        """Sums all gradients over the ranks of `comm`. Raises CommError or Regroup; the gradients are then undefined."""
+        """Sums all gradients over the ranks of `comm`. Raises CommError or Regroup, and leaves them undefined."""
         if comm is None or comm.size == 1:
             return
         for pending in [comm.all_reduce(flat) for flat, _ in self._buckets]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a rank knows after its gradients are reduced; loss, norm and finite are equal on all ranks. Units: seconds."""
+    """What a rank knows once gradients are reduced; loss, norm and finite are equal on all ranks. Units: seconds."""
 
     loss: float
     norm: float
@@ -102,7 +103,7 @@ class Runner:
 
     @torch.no_grad()
     def denoise(self, plan: Plan, samples: Sequence[SampleMeta], comm: Comm | None, steps: int) -> list[Denoised]:
-        """Euler steps from noise to latents with the EMA weights, all ranks together; this rank's tokens of each sample."""
+        """Euler steps from noise to latents with the EMA weights, all ranks together; this rank's tokens of samples."""
         check_same_plan(plan, comm)
         weights = self.loader.weights(samples)
         self.state.swap_ema()
@@ -127,7 +128,7 @@ class Runner:
         grid = np.linspace(1.0, 0.0, steps + 1)
         shift = self.loader.loss.shift
         grid = shift * grid / (1.0 + (shift - 1.0) * grid)
-        for now, after in zip(grid[:-1], grid[1:], strict=True):
+        for now, after in itertools.pairwise(grid):
             timestep_R = torch.full_like(share.packed.timestep_R, float(now))
             packed = replace(share.packed, tokens_TCphw=x_TCphw, timestep_R=timestep_R)
             x_TCphw = x_TCphw + float(after - now) * self.bound(packed, engine)

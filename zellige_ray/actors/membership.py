@@ -1,0 +1,82 @@
+"""Membership: which workers live, in which order, under which epoch number; formed anew when one leaves or joins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from zellige_ray.actors.messages import Decision, Epoch, Invitation, Member
+from zellige_ray.actors.pool import Gathered, Pool
+from zellige_ray.config import WorkersConfig
+from zellige_ray.errors import PoolError
+
+MAX_FORMINGS = 8
+
+
+class Membership:
+    """The present epoch, and the only place that changes it."""
+
+    def __init__(self, pool: Pool, settings: WorkersConfig, left: Callable[[str, str], None]) -> None:
+        """left: told about each worker that is removed, and why."""
+        self._pool, self._settings, self._left = pool, settings, left
+        self.epoch = Epoch(-1, ())
+
+    def form(self, members: Sequence[Member], decided: Decision, newcomers: Sequence[Member] = ()) -> None:
+        """Starts the next epoch with `members`, whose state is equal, and `newcomers`, who take it over.
+
+        Workers that fail while it is formed are removed, and it is formed again without them. Raises PoolError with
+        fewer than `workers.min`.
+        """
+        old, new = list(members), list(newcomers)
+        for _ in range(MAX_FORMINGS):
+            epoch = Epoch(self.epoch.number + 1, tuple(old + new))
+            self.epoch = epoch
+            if not old or epoch.size < self._settings.min:
+                raise PoolError(
+                    f"{epoch.size} live workers are left, {self._settings.min} are needed (workers.min)"
+                    + ("" if old else "; none of them holds the state")
+                )
+            gathered = self._invite(epoch, decided, source=0 if new else None)
+            if gathered.complete:
+                return
+            gone = self._end(epoch, gathered)
+            old = [m for m in old if m.worker not in gone]
+            new = [m for m in new if m.worker not in gone]
+        raise PoolError(f"no epoch could be formed in {MAX_FORMINGS} attempts: {gathered.why()}")
+
+    def break_up(self, call: object, gathered: Gathered, decided: Decision) -> None:
+        """Ends the present epoch after a broken call, and forms the next one with the survivors."""
+        late = self._cancel_and_wait(call, gathered)
+        gone = self._remove({**gathered.lost, **late})
+        self.form([m for m in self.epoch.members if m.worker not in gone], decided)
+
+    def _invite(self, epoch: Epoch, decided: Decision, source: int | None) -> Gathered:
+        store = self._pool.store(epoch.number)
+        invitations = {
+            m.worker: (Invitation(epoch.number, rank, epoch.size, store, decided, source),)
+            for rank, m in enumerate(epoch.members)
+        }
+        self._call = self._pool.submit("join", invitations)
+        return self._pool.gather(self._call, self._settings.comm_timeout_s)
+
+    def _end(self, epoch: Epoch, gathered: Gathered) -> set[str]:
+        late = self._cancel_and_wait(self._call, gathered)
+        return self._remove({**gathered.lost, **late})
+
+    def _cancel_and_wait(self, call: object, gathered: Gathered) -> Mapping[str, str]:
+        """Cancels everybody and waits until each has answered; those who do not in time are lost.
+
+        One that computes answers when it next meets its peers, so the limit is that of a step; one that is silent is
+        found by its pings.
+        """
+        waiting = [w for w in self.epoch.workers if w not in gathered.lost]
+        self._pool.cancel(waiting, self.epoch.number + 1)
+        rest = self._pool.gather(call, self._settings.step_timeout_s, first_fault=False)
+        limit = self._settings.step_timeout_s
+        late = {w: f"did not leave epoch {self.epoch.number} in {limit:.0f} s" for w in rest.missing}
+        return {**rest.lost, **late}
+
+    def _remove(self, lost: Mapping[str, str]) -> set[str]:
+        for worker, reason in lost.items():
+            self._pool.remove(worker)
+            self._left(worker, reason)
+        return set(lost)

@@ -1,0 +1,91 @@
+"""Planning inside a run: from samples to a validated plan for the present epoch, each made once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zellige_ray.actors.messages import Epoch, Measurement
+from zellige_ray.data.index import SampleMeta
+from zellige_ray.models.specs import ModelSpec
+from zellige_ray.placement import Cluster, CostModel, HardwareProfile, ModelPreset, Plan, make_plan
+from zellige_ray.placement import Sequence as Lengths
+
+EVEN_SPEED = 0.15  # ranks within 15 % of the median count as equal: a short profile on a shared machine is no better
+ALONE_BYTES_PER_S = 1e12  # a world of one has no wire; the cost model still wants a rate
+KEPT_PLANS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, and what it took to make. Units: seconds."""
+
+    plan: Plan
+    seconds: float
+
+
+def measured_hardware(measured: Sequence[Measurement], epoch: Epoch) -> HardwareProfile:
+    """One profile of all ranks: median rates, each rank's speed relative to the median."""
+    linear = statistics.median(m.linear_flops for m in measured)
+    attention = statistics.median(m.attention_flops for m in measured)
+    wires = [m for m in measured if m.bytes_per_s > 0]
+    bandwidth = statistics.median(m.bytes_per_s for m in wires) if wires else ALONE_BYTES_PER_S
+    latency = statistics.median(m.latency_s for m in wires) if wires else 0.0
+    nodes = epoch.node_of_rank()
+    return HardwareProfile(
+        name="measured",
+        nodes=max(nodes) + 1,
+        ranks_per_node=-(-epoch.size // (max(nodes) + 1)),
+        memory_bytes=min(m.memory_bytes for m in epoch.members),
+        linear_flops=linear,
+        attention_flops=attention,
+        intra_node_bytes_per_s=bandwidth,
+        inter_node_bytes_per_s=bandwidth,
+        message_latency_s=latency,
+        state="replicated",
+    )
+
+
+def relative_speeds(measured: Sequence[Measurement]) -> tuple[float, ...]:
+    """Speed of each rank, 1.0 being the median; small differences are noise."""
+    middle = statistics.median(m.linear_flops for m in measured)
+    ratios = [m.linear_flops / middle for m in measured]
+    return tuple(1.0 if abs(r - 1.0) <= EVEN_SPEED else r for r in ratios)
+
+
+class Planner:
+    """Makes plans for the workers of an epoch. speeds: worker -> relative speed."""
+
+    def __init__(
+        self, spec: ModelSpec, model: ModelPreset, hardware: HardwareProfile, speeds: dict[str, float], policy: str
+    ) -> None:
+        self.spec, self.hardware, self.policy = spec, hardware, policy
+        self.cost = CostModel(hardware, model)
+        self._speeds = speeds
+        self._made: dict[tuple[int, str, tuple[str, ...]], Planned] = {}
+
+    def cluster(self, epoch: Epoch) -> Cluster:
+        """The ranks of an epoch as the planner sees them."""
+        return Cluster(
+            node_of_rank=epoch.node_of_rank(),
+            memory_bytes=tuple(m.memory_bytes for m in epoch.members),
+            speed=tuple(self._speeds.get(w, 1.0) for w in epoch.workers),
+        )
+
+    def plan(self, samples: Sequence[SampleMeta], epoch: Epoch, policy: str | None = None) -> Planned:
+        """The plan of a batch, from memory when it was made ahead. Raises PlanError when the batch fits nowhere."""
+        key = (epoch.number, policy or self.policy, tuple(s.id for s in samples))
+        if key not in self._made:
+            start = time.perf_counter()
+            plan = make_plan(
+                [Lengths(s.id, self.spec.tokens(s.latent_shape), s.text_tokens, s.weight) for s in samples],
+                self.cluster(epoch),
+                self.cost,
+                policy=key[1],
+                epoch=epoch.number,
+            )
+            made = Planned(plan, time.perf_counter() - start)
+            self._made = dict([*self._made.items(), (key, made)][-KEPT_PLANS:])
+        return self._made[key]
