@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from zellige_ray.errors import CheckpointError
 from zellige_ray.training.state import TrainState
@@ -32,6 +33,14 @@ def load(folder: str, state: TrainState) -> None:
         state.load_state_dict(into)
     except Exception as fault:
         raise CheckpointError(f"cannot read checkpoint {folder}: {fault}") from fault
+
+
+def _cause(fault: BaseException) -> str:
+    """The library's exception (no `Exception`, it derives from BaseException) holds the cause of each rank."""
+    if isinstance(fault, CheckpointException) and fault.failures:
+        first = next(iter(fault.failures.values()))[0]
+        return f"{type(first).__name__}: {first}"
+    return f"{type(fault).__name__}: {fault}"
 
 
 @contextmanager

@@ -1,0 +1,68 @@
+"""Only complete checkpoints are seen, and only those of this run fit."""
+
+from pathlib import Path
+
+import pytest
+
+from zellige_ray.config import RunConfig, parse_config
+from zellige_ray.errors import CheckpointError
+from zellige_ray.training.checkpoint_files import (
+    MARKER,
+    Position,
+    check,
+    find,
+    model_identity,
+    newest,
+    partial_folder,
+    prune,
+    read_position,
+    seal,
+)
+
+CONFIG: RunConfig = parse_config({"data": {"source": "mini"}, "batch": {"samples": 4}})
+
+
+def position(step: int) -> Position:
+    return Position(step, {"pass_": 0, "cursor": step}, model_identity(CONFIG), 64, "print", 0)
+
+
+def write(run: Path, step: int) -> Path:
+    folder = partial_folder(run, step)
+    (folder / "data").write_bytes(b"x")
+    return seal(folder, position(step))
+
+
+def test_the_newest_complete_one_wins_and_what_is_partial_is_never_seen(tmp_path: Path) -> None:
+    write(tmp_path, 9)
+    sealed = write(tmp_path, 10)
+    partial_folder(tmp_path, 11)
+    assert newest(tmp_path) == sealed
+    assert find(str(tmp_path)) == (tmp_path, sealed)
+    assert find(str(sealed)) == (tmp_path, sealed)
+    assert read_position(sealed) == position(10)
+
+
+def test_old_ones_and_remains_are_pruned(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    partial_folder(tmp_path, 4)
+    prune(tmp_path, keep=2)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_an_incomplete_or_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no complete checkpoint in"):
+        find(str(tmp_path))
+    sealed = write(tmp_path, 1)
+    (sealed / MARKER).unlink()
+    with pytest.raises(CheckpointError, match="is not complete"):
+        find(str(sealed))
+
+
+def test_a_checkpoint_of_another_model_data_set_or_seed_is_refused_by_name() -> None:
+    other = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"layers": 6}), "seed": 5})
+    check(position(1), CONFIG, 64, "print")
+    with pytest.raises(CheckpointError, match=r"model.layers is 4 there, 6 here; seed is 0 there, 5 here; the data set"):
+        check(position(1), other, 64, "other print")
+    with pytest.raises(CheckpointError, match="text embeddings have width 64 there, 32 here"):
+        check(position(1), CONFIG, 32, "print")
