@@ -1,0 +1,106 @@
+"""A hardware profile: the sustained rates of a cluster, shipped as a preset or measured by `zellige profile`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from zellige_ray.errors import ConfigError
+from zellige_ray.placement.cluster import Cluster
+from zellige_ray.placement.preset import check_keys, positive, positive_int, read_preset
+
+State = Literal["fsdp", "replicated"]
+_RATES = ("linear_flops", "attention_flops", "intra_node_bytes_per_s", "inter_node_bytes_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareProfile:
+    """Sustained rates of one rank, and how ranks hang together.
+
+    Units: FLOP/s, bytes/s of one rank in one direction, bytes, seconds. speed: per rank, relative; None is all equal.
+    attention_curve: (sequence length, share of attention_flops reached), ascending; empty is 1 everywhere.
+    state: are parameters, gradients and optimizer sharded over ranks (`fsdp`) or `replicated`.
+    """
+
+    name: str
+    nodes: int
+    ranks_per_node: int
+    memory_bytes: int
+    linear_flops: float
+    attention_flops: float
+    intra_node_bytes_per_s: float
+    inter_node_bytes_per_s: float
+    message_latency_s: float
+    speed: tuple[float, ...] | None = None
+    state: State = "fsdp"
+    attention_curve: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    def cluster(self) -> Cluster:
+        """The cluster of the profile; raises PlanError for speeds that don't fit the ranks or aren't positive."""
+        even = Cluster.uniform(self.nodes, self.ranks_per_node, self.memory_bytes)
+        return even if self.speed is None else Cluster(even.node_of_rank, even.memory_bytes, self.speed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as in the YAML form; unset optional fields are left out."""
+        out = {k: v for k, v in asdict(self).items() if v is not None and v != ()}
+        if self.speed is not None:
+            out["speed"] = list(self.speed)
+        if self.attention_curve:
+            out["attention_curve"] = [list(point) for point in self.attention_curve]
+        return out
+
+
+def parse_hardware(value: Mapping[str, Any]) -> HardwareProfile:
+    """The profile of plain values; raises ConfigError with the key, the value and what it must be."""
+    where = f"hardware {value.get('name', '?')!r}"
+    required = {"name", "nodes", "ranks_per_node", "memory_bytes", "message_latency_s", *_RATES}
+    check_keys(where, value, required, {"speed", "state", "attention_curve"})
+    state = value.get("state", "fsdp")
+    if state not in ("fsdp", "replicated"):
+        raise ConfigError(f"{where}: state must be fsdp or replicated, got {state!r}")
+    latency = value["message_latency_s"]
+    nodes = positive_int(where, "nodes", value["nodes"])
+    ranks_per_node = positive_int(where, "ranks_per_node", value["ranks_per_node"])
+    return HardwareProfile(
+        name=str(value["name"]),
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        memory_bytes=positive_int(where, "memory_bytes", value["memory_bytes"]),
+        **{key: positive(where, key, value[key]) for key in _RATES},
+        message_latency_s=0.0 if latency in (0, 0.0) else positive(where, "message_latency_s", latency),
+        speed=_speed(where, value.get("speed"), nodes * ranks_per_node),
+        state=cast(State, state),
+        attention_curve=_curve(where, value.get("attention_curve", ())),
+    )
+
+
+def load_hardware(name_or_path: str | Path) -> HardwareProfile:
+    """A shipped preset by name, or a YAML file by path; raises ConfigError naming the nearest preset."""
+    return parse_hardware(read_preset("hardware", name_or_path))
+
+
+def _speed(where: str, value: Any, world_size: int) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{where}: speed must be a list of one number per rank, got {value!r}")
+    if len(value) != world_size:
+        raise ConfigError(f"{where}: speed has {len(value)} values, the profile has {world_size} ranks")
+    return tuple(positive(where, f"speed[{rank}]", x) for rank, x in enumerate(value))
+
+
+def _curve(where: str, value: Any) -> tuple[tuple[float, float], ...]:
+    try:
+        points = tuple((positive(where, "attention_curve", a), positive(where, "attention_curve", b)) for a, b in value)
+    except (TypeError, ValueError) as fault:
+        raise ConfigError(f"{where}: attention_curve must be a list of [length, efficiency], got {value!r}") from fault
+    lengths = [a for a, _ in points]
+    if lengths != sorted(set(lengths)):
+        raise ConfigError(f"{where}: attention_curve must ascend by length, got {lengths}")
+    return points

@@ -1,0 +1,70 @@
+"""Planning: from sequences to a validated plan with its prediction, in as many rounds as memory asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from zellige_ray.errors import PlanError
+from zellige_ray.placement.batch import Batch, make_batch
+from zellige_ray.placement.bound import batch_bound_s
+from zellige_ray.placement.cluster import Cluster
+from zellige_ray.placement.cost import CostModel
+from zellige_ray.placement.plan import Plan
+from zellige_ray.placement.policies import get_policy
+from zellige_ray.placement.rounds import least_rounds, split_rounds
+from zellige_ray.placement.sequence import Sequence
+from zellige_ray.placement.timeline import simulate
+from zellige_ray.placement.validation import validate_lengths, validate_round
+
+GIB = 1 << 30
+
+
+def make_plan(
+    sequences: Iterable[Sequence], cluster: Cluster, cost: CostModel, policy: str = "zellige", epoch: int = 0
+) -> Plan:
+    """The plan of a batch: validated, with its prediction.
+
+    Raises PlanError: bad lengths or ids, an unknown policy, a sequence that fits on no set of ranks, or a policy whose
+    plans exceed the memory of a rank however many rounds the batch is split into.
+    """
+    return plan_batch(make_batch(sequences, cost), cluster, cost, policy, epoch)
+
+
+def plan_batch(batch: Batch, cluster: Cluster, cost: CostModel, policy: str = "zellige", epoch: int = 0) -> Plan:
+    """As `make_plan`, from a batch that is checked already."""
+    place, argument = get_policy(policy)
+    num = least_rounds(batch, cluster, cost)
+    bound_s = batch_bound_s(batch, cluster, cost)
+    worst = ""
+    while num <= len(batch):
+        parts = split_rounds(batch, num)
+        rounds = tuple(place(part, cluster, cost, argument) for part in parts)
+        plan = Plan(cluster.world_size, rounds, policy, epoch)
+        for round_ in rounds:
+            validate_round(round_, cluster.world_size, cost.model)
+        validate_lengths(plan, _rows(batch))
+        predicted = simulate(plan, cluster, cost, bound_s)
+        over = [x for x in predicted.ranks if x.peak_bytes > cluster.memory_bytes[x.rank]]
+        if not over:
+            object.__setattr__(plan, "predicted", predicted)
+            return plan
+        most = max(over, key=lambda x: x.peak_bytes - cluster.memory_bytes[x.rank])
+        worst = (
+            f"rank {most.rank} needs {most.peak_bytes / GIB:.2f} GiB, "
+            f"it has {cluster.memory_bytes[most.rank] / GIB:.2f} GiB"
+        )
+        num = num + max(1, num // 4) if num < len(batch) else num + 1
+    raise PlanError(
+        f"policy {policy} cannot place the batch within memory, even with one sequence per round (longest "
+        f"{batch.ids[0]}, {batch.tokens_S[0]} tokens): {worst}; raise nodes or memory_bytes, set checkpointing: full, "
+        f"or use policy zellige"
+    )
+
+
+def _rows(batch: Batch) -> list[tuple[str, int, int]]:
+    return sorted(zip(batch.ids, batch.tokens_S.tolist(), batch.text_tokens_S.tolist(), strict=True))
+
+
+__all__ = ["make_plan", "plan_batch"]

@@ -1,0 +1,1 @@
+"""The two stages of the Zellige planner: anchors into pools of ranks, fillers into what is left, then the pouring."""

@@ -1,0 +1,80 @@
+"""The scene: all numbers that the stages need of a batch and a cluster, as plain Python lists, which are fastest here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zellige_ray.placement.batch import Batch
+from zellige_ray.placement.cluster import Cluster
+from zellige_ray.placement.cost import CostModel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scene:
+    """Sequences longest first, ranks by node. Units: seconds per layer at speed 1.
+
+    row_s: one token's q, k, v or o of one head quantum on a link (in the node, across nodes). quanta: head quanta of
+    the model (key heads). target_s: work over speeds, which is the ideal time of a rank.
+    """
+
+    tokens: list[int]
+    linear: list[float]
+    attention: list[float]
+    work: list[float]
+    speed: tuple[float, ...]
+    nodes: tuple[tuple[int, ...], ...]
+    node_of: tuple[int, ...]
+    row_s: tuple[float, float]
+    latency_s: float
+    quanta: int
+    group: int
+    kv_share: float
+    target_s: float
+    compute_shares: tuple[float, ...]
+    exchange_shares: tuple[float, ...]
+    overlap: bool
+
+    @property
+    def world_size(self) -> int:
+        return len(self.speed)
+
+
+def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
+    """The scene of a batch."""
+    hw, group = cost.hardware, cost.model.head_group
+    linear, attention = batch.linear_S.tolist(), batch.attention_S.tolist()
+    nodes = cluster.ranks_by_node()
+    node_of = [0] * cluster.world_size
+    for k, ranks in enumerate(nodes):
+        for r in ranks:
+            node_of[r] = k
+    quantum = cost.row_bytes * group
+    return Scene(
+        tokens=batch.tokens_S.tolist(),
+        linear=linear,
+        attention=attention,
+        work=(batch.linear_S + batch.attention_S).tolist(),
+        speed=cluster.speed,
+        nodes=nodes,
+        node_of=tuple(node_of),
+        row_s=(quantum / hw.intra_node_bytes_per_s, quantum / hw.inter_node_bytes_per_s),
+        latency_s=cost.latency_s,
+        quanta=cost.model.heads // group,
+        group=group,
+        kv_share=1.0 / group,
+        target_s=(sum(linear) + sum(attention)) / sum(cluster.speed),
+        compute_shares=cost.compute_shares,
+        exchange_shares=cost.exchange_shares,
+        overlap=cost.overlap,
+    )
+
+
+def during(scene: Scene, own_s: float, wait_s: float) -> float:
+    """Time of own attention and exchange together, pass by pass the longer of the two."""
+    if not scene.overlap:
+        return own_s + wait_s
+    total = 0.0
+    for c, e in zip(scene.compute_shares, scene.exchange_shares, strict=True):
+        a, b = own_s * c, wait_s * e
+        total += a if a > b else b
+    return total
