@@ -19,8 +19,8 @@ def save(folder: str, state: TrainState) -> None:
     try:
         with _single_process():
             dcp.save(state.state_dict(), storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-    except Exception as fault:
-        raise CheckpointError(f"cannot write checkpoint {folder}: {fault}") from fault
+    except (CheckpointException, OSError, RuntimeError, ValueError) as fault:
+        raise CheckpointError(f"cannot write checkpoint {folder}: {_cause(fault)}") from fault
 
 
 def load(folder: str, state: TrainState) -> None:
@@ -31,8 +31,8 @@ def load(folder: str, state: TrainState) -> None:
         with _single_process():
             dcp.load(into, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
         state.load_state_dict(into)
-    except Exception as fault:
-        raise CheckpointError(f"cannot read checkpoint {folder}: {fault}") from fault
+    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as fault:
+        raise CheckpointError(f"cannot read checkpoint {folder}: {_cause(fault)}") from fault
 
 
 def _cause(fault: BaseException) -> str:
