@@ -62,7 +62,9 @@ def test_an_incomplete_or_missing_checkpoint_is_named(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_data_set_or_seed_is_refused_by_name() -> None:
     other = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"layers": 6}), "seed": 5})
     check(position(1), CONFIG, 64, "print")
-    with pytest.raises(CheckpointError, match=r"model.layers is 4 there, 6 here; seed is 0 there, 5 here; the data set"):
+    with pytest.raises(
+        CheckpointError, match=r"model.layers is 4 there, 6 here; seed is 0 there, 5 here; the data set"
+    ):
         check(position(1), other, 64, "other print")
     with pytest.raises(CheckpointError, match="text embeddings have width 64 there, 32 here"):
         check(position(1), CONFIG, 32, "print")
