@@ -155,6 +155,7 @@ class Worker:
                 invitation.size,
                 "nccl" if self._device.type == "cuda" else "gloo",
                 self.config.workers.comm_timeout_s,
+                cancelled=lambda: invitation.epoch < self._cancelled,
             )
             if invitation.epoch < self._cancelled:
                 self._comm.cancel()
@@ -173,7 +174,7 @@ class Worker:
 
     def _measure(self) -> Measurement:
         linear, attention = profile.compute(self._runner, self._spec, self.config)
-        bandwidth, latency = profile.wire(self._comm)
+        bandwidth, latency = profile.wire(self._comm, self._device)
         return Measurement(linear, attention, bandwidth, latency)
 
     def _gradients(self, order: Order, pending: int | None) -> Vote:

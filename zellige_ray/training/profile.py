@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from zellige_ray.attention.comm import Comm
-from zellige_ray.attention.engine import AttentionEngine
 from zellige_ray.attention.layout import compile_layout
 from zellige_ray.config import RunConfig
 from zellige_ray.models.adapter import Packed
@@ -37,9 +36,7 @@ def compute(runner: Runner, spec: ModelSpec, config: RunConfig) -> tuple[float, 
         shards_K4=np.array([[0, 0, 0, n]]),
         tiles_M6=np.array([[0, 0, 0, config.model.heads, 0, n]]),
     )
-    engine = AttentionEngine(
-        compile_layout(whole, 0, config.model.heads), None, kernel=config.engine.kernel, transport="p2p"
-    )
+    engine = runner.attention(compile_layout(whole, 0, config.model.heads), None)
     packed = _packed(runner, spec, n)
     best_linear = best_attention = float("inf")
     for _ in range(REPEATS + 1):  # the first one warms up
@@ -64,18 +61,18 @@ def flops(preset: ModelPreset, n: int) -> tuple[float, float]:
     return linear * passes * preset.layers, attention * passes * preset.layers
 
 
-def wire(comm: Comm | None) -> tuple[float, float]:
+def wire(comm: Comm | None, device: torch.device) -> tuple[float, float]:
     """(bytes/s, seconds per message) of one direction, every rank sending to the next one at once; zeros when alone."""
     if comm is None or comm.size == 1:
         return 0.0, 0.0
-    small = min(_ring(comm, SMALL_BYTES, i) for i in range(REPEATS + 1))
-    large = min(_ring(comm, LARGE_BYTES, REPEATS + 1 + i) for i in range(REPEATS))
+    small = min(_ring(comm, device, SMALL_BYTES, i) for i in range(REPEATS + 1))
+    large = min(_ring(comm, device, LARGE_BYTES, REPEATS + 1 + i) for i in range(REPEATS))
     return (LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9), small
 
 
-def _ring(comm: Comm, num_bytes: int, key: int) -> float:
+def _ring(comm: Comm, device: torch.device, num_bytes: int, key: int) -> float:
     rows = num_bytes // 256
-    send_ND = torch.zeros((rows, 64), dtype=torch.float32, device=comm.device)
+    send_ND = torch.zeros((rows, 64), dtype=torch.float32, device=device)
     comm.barrier()
     start = time.perf_counter()
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size

@@ -63,13 +63,13 @@ class Runner:
 
         Raises CommError or Regroup when a peer is lost; EngineError when ranks hold different plans.
         """
-        check_same_plan(plan, comm)
+        check_same_plan(plan, comm, self.loader.device)
         self.state.gradients.zero()
         weights = self.loader.weights(samples)
         start = time.perf_counter()
         loss, tokens, attention_s, exchange_s = 0.0, 0, 0.0, 0.0
         for layout, metas in self._rounds(plan, samples, comm):
-            engine = self._attention(layout, comm)
+            engine = self.attention(layout, comm)
             share = self.loader.share(layout, metas, pass_, weights)
             local = flow_matching_loss(self.bound(share.packed, engine), share.target_TCphw, share.weight_T)
             local.backward()  # type: ignore[no-untyped-call]
@@ -91,26 +91,26 @@ class Runner:
 
         Timesteps are spread over the quantiles of the training distribution, so that few samples give a steady figure.
         """
-        check_same_plan(plan, comm)
+        check_same_plan(plan, comm, self.loader.device)
         weights, total = self.loader.weights(samples), 0.0
         for draw in range(draws):
             time_of = _spread(samples, draw, self.loader.loss)
             for layout, metas in self._rounds(plan, samples, comm):
                 share = self.loader.share(layout, metas, HELD_OUT_PASS - draw, weights, time_of)
-                prediction = self.bound(share.packed, self._attention(layout, comm))
+                prediction = self.bound(share.packed, self.attention(layout, comm))
                 total += float(flow_matching_loss(prediction, share.target_TCphw, share.weight_T).double())
         return self._sum(total, comm) / draws
 
     @torch.no_grad()
     def denoise(self, plan: Plan, samples: Sequence[SampleMeta], comm: Comm | None, steps: int) -> list[Denoised]:
         """Euler steps from noise to latents with the EMA weights, all ranks together; this rank's tokens of samples."""
-        check_same_plan(plan, comm)
+        check_same_plan(plan, comm, self.loader.device)
         weights = self.loader.weights(samples)
         self.state.swap_ema()
         try:
             out: list[Denoised] = []
             for layout, metas in self._rounds(plan, samples, comm):
-                engine = self._attention(layout, comm)
+                engine = self.attention(layout, comm)
                 share = self.loader.share(layout, metas, PREVIEW_PASS, weights, lambda _: 1.0)
                 x_TCphw = self._euler(share, engine, steps)
                 at = 0
@@ -141,8 +141,16 @@ class Runner:
         rank = comm.rank if comm is not None else 0
         return [(compile_layout(r, rank, self.heads), [by_id[i] for i in r.ids]) for r in plan.rounds]
 
-    def _attention(self, layout: RankLayout, comm: Comm | None) -> AttentionEngine:
-        return AttentionEngine(layout, comm, kernel=self.engine.kernel, transport=self.engine.transport)
+    def attention(self, layout: RankLayout, comm: Comm | None) -> AttentionEngine:
+        """An engine for one round, by the run's settings."""
+        return AttentionEngine(
+            layout,
+            comm,
+            kernel=self.engine.kernel,
+            transport=self.engine.transport,
+            deterministic=self.engine.deterministic,
+            device=self.loader.device,
+        )
 
     def _sum(self, value: float, comm: Comm | None) -> float:
         if comm is None or comm.size == 1:
@@ -151,12 +159,12 @@ class Runner:
         return float(comm.all_reduce(total).wait())
 
 
-def check_same_plan(plan: Plan, comm: Comm | None) -> None:
+def check_same_plan(plan: Plan, comm: Comm | None, device: torch.device) -> None:
     """Raises EngineError, on all ranks, unless every rank holds the plan with the same hash."""
     if comm is None or comm.size == 1:
         return
     mine = int(plan.hash[:15], 16)
-    ends = torch.tensor([mine, -mine], dtype=torch.int64, device=comm.device)
+    ends = torch.tensor([mine, -mine], dtype=torch.int64, device=device)
     highest, lowest = comm.all_reduce(ends, op="max").wait().tolist()
     if highest != mine or -lowest != mine:
         raise EngineError(f"ranks hold different plans: rank {comm.rank} has {plan.hash[:15]}, another {highest:015x}")

@@ -1,0 +1,32 @@
+"""Fixtures that cross rooms: one Ray instance per session, and a small latent cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ray_instance() -> Iterator[Any]:
+    """The session's own Ray: loopback, own temp folder, no token, no dashboard."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ.pop("RAY_ADDRESS", None)
+    import ray
+
+    folder = tempfile.mkdtemp(prefix="zr")  # short: unix sockets lie in it
+    ray.init(
+        address="local",
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=folder,
+        _node_ip_address="127.0.0.1",
+    )
+    yield ray
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
