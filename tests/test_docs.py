@@ -1,0 +1,117 @@
+"""The documents: they name only commands, targets, files and functions that exist, and no machine."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from zellige_ray import cli
+
+ROOT = Path(__file__).parent.parent
+DOCS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def text_of(path: Path) -> str:
+    """A document without its list of what does not exist yet."""
+    return re.sub(r"\n## Not yet\n.*?(?=\n## |\Z)", "\n", path.read_text(), flags=re.DOTALL)
+
+
+def code_of(path: Path) -> list[str]:
+    """Everything set as code: spans, and the lines of blocks."""
+    text = text_of(path)
+    blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL)
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return [*spans, *(line.strip() for block in blocks for line in block.splitlines())]
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_commands_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for code in code_of(path):
+        for verb in re.findall(r"(?:^|[ =])(?:zellige|python -m zellige_ray) ([a-z]+)", code):
+            assert verb in cli.verbs, f"{path.name}: `{code}`"
+        for target in re.findall(r"(?:^| )make ([a-z]+)", code):
+            assert target in targets, f"{path.name}: `{code}`"
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_files_exist(path: Path) -> None:
+    made_by_a_run = ("runs/", "data/my_cache", "data/_fetchers.py")
+    for code in code_of(path):
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", code) and ("/" in code or code.endswith((".py", ".toml", ".md"))):
+            if code.startswith(made_by_a_run) or re.fullmatch(r"zellige\.\w+/\d+", code):  # a format, not a file
+                continue
+            places = (ROOT / code, ROOT / "zellige_ray" / code, path.parent / code)
+            assert any(place.exists() for place in places), f"{path.name}: `{code}`"
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_functions_exist(path: Path) -> None:
+    """`zellige_ray.room.module.name`, with or without a call, is there under that name."""
+    for name in re.findall(r"\bzellige_ray(?:\.\w+)+", "\n".join(code_of(path))):
+        module, rest = name, []
+        while module:
+            try:
+                found = importlib.import_module(module)
+                break
+            except ModuleNotFoundError as fault:
+                assert fault.name and name.startswith(fault.name), fault
+                module, _, last = module.rpartition(".")
+                rest.insert(0, last)
+        for part in rest:
+            assert hasattr(found, part), f"{path.name}: `{name}`"
+            found = getattr(found, part)
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_links_lead_to_files(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
+        assert target.startswith("https://") or (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_the_probe_sees_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("Run `zellige fly --high`.\n\n## Not yet\n`zellige dream`\n\n## Then\n```sh\nmake magic\n```\n")
+    assert code_of(path) == ["zellige fly --high", "make magic"]
+
+
+def test_every_dependency_has_its_reason() -> None:
+    wanted = [*PROJECT["dependencies"], *(r for extra in PROJECT["optional-dependencies"].values() for r in extra)]
+    reasons = dict(
+        re.findall(r"^\| `([\w.-]+)` \| (.+) \|$", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
+    )
+    for requirement in wanted:
+        name = Requirement(requirement).name
+        assert len(reasons.get(name, "")) > 15, f"CONTRIBUTING.md has no reason for {name}"
+
+
+def test_exit_codes_of_the_readme_are_those_of_the_errors() -> None:
+    from zellige_ray import errors
+
+    text = (ROOT / "README.md").read_text()
+    for name in errors.__all__:
+        assert re.search(rf"^\| {getattr(errors, name).exit_code} \|", text, flags=re.MULTILINE)
+    assert re.search(rf"^\| {cli.INTERRUPTED} \|", text, flags=re.MULTILINE)
+
+
+def test_no_file_knows_the_machine_it_was_written_on() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=60)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    foreign = re.compile("|".join(["/" + "work/", "/" + "root/", "/" + "home/" + r"\w", r"localhost:\d"]))
+    for name in listed.stdout.decode().split("\0"):
+        path = ROOT / name
+        if (
+            name
+            and path.is_file()
+            and path.suffix in {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".css", ".json", ""}
+        ):
+            found = foreign.search(path.read_text(encoding="utf-8"))
+            assert not found, f"{name}: {found and found.group()}"
