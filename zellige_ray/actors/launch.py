@@ -81,7 +81,7 @@ def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
                 f"the checkpoint is at step {position.step} of {config.steps}: nothing is left; raise steps"
             )
         start = Start(position.step, SamplerState.from_json(position.sampler), str(checkpoint))
-    absolute = config.data.model_copy(update={"cache": str(Path(config.data.cache).resolve())})
+    absolute = config.data.model_copy(update={"cache": str(cache.folder.resolve())})
     return Prepared(config.model_copy(update={"data": absolute}), folder, index, held_out, cache.text_dim, start)
 
 

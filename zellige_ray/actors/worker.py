@@ -6,6 +6,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,14 +46,15 @@ class Worker:
         config = self.config
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         dtype = DTYPES[config.engine.dtype]
-        self._cache = LatentCache(config.data.cache)
+        cache = LatentCache(Path(config.data.cache))
+        text_dim = cache.text_dim
         self._adapter: ModelAdapter = get_adapter(config.model.name)
         self._spec = get_spec(config.model.name)
-        self._module = self._adapter.build(config.model, self._cache.text_dim, config.seed, dtype, self._device)
+        self._module = self._adapter.build(config.model, text_dim, config.seed, dtype, self._device)
         self._state = TrainState(self._module, config.optimizer)
         if checkpoint is not None:
             checkpoint_io.load(checkpoint, self._state)
-        loader = Loader(self._cache, self._adapter, self._spec, config.loss, config.seed, dtype, self._device)
+        loader = Loader(cache, text_dim, self._adapter, self._spec, config.loss, config.seed, dtype, self._device)
         self._runner = Runner(self._adapter.bind(self._module), self._state, loader, config.engine, config.model.heads)
         memory = memory_bytes(self._device) // (1 if self._device.type == "cuda" else torch_workers(config))
         return Member(self.name, self.node, os.getpid(), str(self._device), memory, self._state.step)

@@ -35,6 +35,7 @@ class Loader:
     """Builds shares. dtype, device: of the tensors."""
 
     cache: LatentCache
+    text_dim: int
     adapter: ModelAdapter
     spec: ModelSpec
     loss: LossConfig
@@ -98,7 +99,6 @@ class Loader:
     ) -> Share:
         patch = (self.spec.latent_channels, *self.spec.patch)
         empty = torch.empty((0, *patch), dtype=self.dtype)
-        text_dim = self.cache.text_dim
         packed = Packed(
             tokens_TCphw=torch.cat([empty, *noisy]).to(self.device),
             positions_T3=torch.cat([torch.empty((0, 3), dtype=torch.int64), *positions]).to(self.device),
@@ -106,7 +106,7 @@ class Loader:
             timestep_R=torch.tensor(times, dtype=torch.float64 if self.dtype == torch.float64 else torch.float32).to(
                 self.device
             ),
-            text_LD=torch.cat([torch.empty((0, text_dim), dtype=self.dtype), *captions]).to(self.device),
+            text_LD=torch.cat([torch.empty((0, self.text_dim), dtype=self.dtype), *captions]).to(self.device),
             piece_lengths=tuple(len(x) for x in noisy),
             text_lengths=tuple(len(x) for x in captions),
         )

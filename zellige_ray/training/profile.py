@@ -90,7 +90,7 @@ def _packed(runner: Runner, spec: ModelSpec, n: int) -> Packed:
         positions_T3=loader.adapter.positions(shape, 0, n).to(loader.device),
         row_T=torch.zeros(n, dtype=torch.int64, device=loader.device),
         timestep_R=torch.full((1,), 0.5, dtype=torch.float32, device=loader.device),
-        text_LD=torch.empty((0, loader.cache.text_dim), dtype=loader.dtype, device=loader.device),
+        text_LD=torch.empty((0, loader.text_dim), dtype=loader.dtype, device=loader.device),
         piece_lengths=(n,),
         text_lengths=(0,),
     )
