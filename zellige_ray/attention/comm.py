@@ -35,7 +35,16 @@ class Comm:
     One thread posts, any thread may cancel. `sent_bytes` and `num_exchanges` count what was posted, for tests and reports.
     """
 
-    def __init__(self, group: Group, pool: GroupPool, epoch: int, rank: int, size: int, timeout_s: float, cancelled: threading.Event) -> None:
+    def __init__(
+        self,
+        group: Group,
+        pool: GroupPool,
+        epoch: int,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        cancelled: threading.Event,
+    ) -> None:
         self.epoch = epoch
         self.rank = rank
         self.size = size
@@ -79,22 +88,38 @@ class Comm:
         pool = GroupPool(prefixed, rank, backend, timeout_s, max_groups, stop.is_set)
         return cls(group, pool, epoch, rank, size, timeout_s, stop)
 
-    def exchange(self, send: Tensor, send_rows: Mapping[int, int], recv_rows: Mapping[int, int], key: int) -> Pending[Tensor]:
+    def exchange(
+        self,
+        send: Tensor,
+        send_rows: Mapping[int, int],
+        recv_rows: Mapping[int, int],
+        key: int,
+        out: Tensor | None = None,
+    ) -> Pending[Tensor]:
         """Start sending rows to peers and receiving rows from them, one message per peer and direction.
 
         send: [rows, D] contiguous, grouped by peer, ascending. send_rows, recv_rows: peer -> rows (none is 0).
-        key: the same on both sides, unique among the exchanges in flight. Result: [rows, D], grouped by peer, ascending.
+        key: the same on both sides, unique among the exchanges in flight. Result: [rows, D], grouped by peer, ascending;
+        it is `out` where that is given, which must have just these rows.
         """
         group = self._open()
-        recv = send.new_empty((sum(recv_rows.values()), *send.shape[1:]))
+        recv = self._receiver(send, recv_rows, out)
         peers = sorted(send_rows.keys() | recv_rows.keys())
         if not peers:
             return Pending.ready(recv)
         works = group.exchange(send, sorted(send_rows.items()), recv, sorted(recv_rows.items()), key)
-        self.count(send)
+        self._count(send)
         return self._watch(self._exchanges, recv, works, (send, recv), f"exchange {key} with ranks {peers}")
 
-    def exchange_in_group(self, members: Sequence[int], send: Tensor, send_rows: Mapping[int, int], recv_rows: Mapping[int, int], key: int) -> Pending[Tensor]:
+    def exchange_in_group(
+        self,
+        members: Sequence[int],
+        send: Tensor,
+        send_rows: Mapping[int, int],
+        recv_rows: Mapping[int, int],
+        key: int,
+        out: Tensor | None = None,
+    ) -> Pending[Tensor]:
         """Like `exchange`, as one all-to-all of a real subgroup of exactly these members, who all must call it.
 
         With all ranks as members it runs on the epoch's own group.
@@ -103,11 +128,11 @@ class Comm:
         members = tuple(members)
         if len(members) != self.size:
             group = self._pool.get(members)
-        recv = send.new_empty((sum(recv_rows.values()), *send.shape[1:]))
+        recv = self._receiver(send, recv_rows, out)
         send_splits = [send_rows.get(r, 0) for r in members]
         recv_splits = [recv_rows.get(r, 0) for r in members]
         works = group.all_to_all(send, send_splits, recv, recv_splits)
-        self.count(send)
+        self._count(send)
         return self._watch(self._exchanges, recv, works, (send, recv), f"all-to-all {key} of ranks {list(members)}")
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> Pending[Tensor]:
@@ -116,7 +141,13 @@ class Comm:
             self._open()
             return Pending.ready(tensor)
         works = self._open().all_reduce(tensor, op)
-        return self._watch(self._collectives, tensor, works, tensor, f"all-reduce ({op}) of {tensor.numel()} values over {self.size} ranks")
+        return self._watch(
+            self._collectives,
+            tensor,
+            works,
+            tensor,
+            f"all-reduce ({op}) of {tensor.numel()} values over {self.size} ranks",
+        )
 
     def broadcast(self, tensor: Tensor, root: int) -> Pending[Tensor]:
         """Start copying the root's tensor to all ranks, in place."""
@@ -124,7 +155,9 @@ class Comm:
             self._open()
             return Pending.ready(tensor)
         works = self._open().broadcast(tensor, root)
-        return self._watch(self._collectives, tensor, works, tensor, f"broadcast of {tensor.numel()} values from rank {root}")
+        return self._watch(
+            self._collectives, tensor, works, tensor, f"broadcast of {tensor.numel()} values from rank {root}"
+        )
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -147,11 +180,23 @@ class Comm:
         self._exchanges.stop()
         self._collectives.stop()
         args = ([group, *self._pool.drain()], [self._exchanges, self._collectives])
-        threading.Thread(target=_bury, args=args, name=f"zellige-graveyard-{self.epoch}-{self.rank}", daemon=True).start()
+        threading.Thread(
+            target=_bury, args=args, name=f"zellige-graveyard-{self.epoch}-{self.rank}", daemon=True
+        ).start()
 
-    def count(self, send: Tensor) -> None:
+    def _count(self, send: Tensor) -> None:
         self.num_exchanges += 1
         self.sent_bytes += send.numel() * send.element_size()
+
+    def _receiver(self, send: Tensor, recv_rows: Mapping[int, int], out: Tensor | None) -> Tensor:
+        rows = sum(recv_rows.values())
+        if out is None:
+            return send.new_empty((rows, *send.shape[1:]))
+        if out.shape != (rows, *send.shape[1:]) or out.dtype != send.dtype:
+            raise CommError(
+                f"receive buffer is {tuple(out.shape)} {out.dtype}, {rows} rows of {tuple(send.shape[1:])} {send.dtype} will come"
+            )
+        return out
 
     def _open(self) -> Group:
         if self._cancelled.is_set():
@@ -171,7 +216,9 @@ class Comm:
         return pending
 
 
-def meet(store: Any, members: Sequence[int], rank: int, name: str, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+def meet(
+    store: Any, members: Sequence[int], rank: int, name: str, timeout_s: float, cancelled: Callable[[], bool]
+) -> None:
     """Return when all members have come to a place in the store: connecting after that takes milliseconds.
 
     Raises CommError naming the ranks that did not come, Regroup when cancelled.

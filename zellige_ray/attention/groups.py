@@ -22,7 +22,9 @@ class GroupPool:
     prefix in the store is fresh; members agree on the number because it is counted in the store.
     """
 
-    def __init__(self, store: Any, rank: int, backend: str, timeout_s: float, limit: int, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, store: Any, rank: int, backend: str, timeout_s: float, limit: int, cancelled: Callable[[], bool]
+    ) -> None:
         if limit < 1:
             raise CommError(f"the pool of subgroups needs room for at least 1, got {limit}")
         self._store = store
@@ -52,7 +54,9 @@ class GroupPool:
         meet(self._store, members, self._rank, name, self._timeout_s, self._cancelled)
         while len(self._groups) >= self._limit:
             self._retired.append(self._groups.popitem(last=False)[1])
-        group = backends[self._backend](PrefixStore(name, self._store), members.index(self._rank), len(members), self._timeout_s)
+        group = backends[self._backend](
+            PrefixStore(name, self._store), members.index(self._rank), len(members), self._timeout_s
+        )
         self._groups[members] = group
         return group
 

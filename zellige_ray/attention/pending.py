@@ -69,7 +69,9 @@ class Pending(Generic[T_co]):
         if self._fault is not None:
             if self._cancelled.is_set():
                 raise Regroup(f"{self.what}: cancelled, a new epoch is coming") from self._fault
-            raise CommError(f"{self.what}: {_first_line(self._fault)} (time-out {self._timeout_s:g} s)") from self._fault
+            raise CommError(
+                f"{self.what}: {_first_line(self._fault)} (time-out {self._timeout_s:g} s)"
+            ) from self._fault
         return self._result
 
 
