@@ -39,12 +39,12 @@ lint: $(VENV)/.stamp-dev
 $(VENV)/.stamp-train: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Zellige needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + "; name one with PYTHON=") if sys.version_info < (3, 11) else 0'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo 'Installing Zellige and its pinned dependencies into $(VENV) (once)'
+	@echo 'Installing Zellige and its pinned dependencies into $(VENV): once, a minute or two'
 	@$(PIP) install --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-train
-	@echo 'Installing what tests need into $(VENV) (once)'
+	@echo 'Installing what tests need into $(VENV): once'
 	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
