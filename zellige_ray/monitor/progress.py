@@ -137,7 +137,7 @@ class Progress:
             return Group(*rows) if rows else Text("preparing", style="dim")
         facts = Text()
         for name, value in self._facts():
-            facts.append(f"{name} ", style="dim").append(f"{value}   ", style="bold")
+            facts.append(f"{name} ", style="dim").append(f"{value}  ", style="bold")
         width = max(8, min(40, (self._console.width - 20) // 2))
         loads = load_table(history.planned(), history.measured(), width)
         return Group(_bar_row("step", history.steps[-1].step, self._steps), facts, loads)

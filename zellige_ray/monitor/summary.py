@@ -59,10 +59,10 @@ def run_figures(summary: Mapping[str, Any]) -> Table:
 
 def policy_figures(history: History) -> Table:
     assert history.comparison is not None
-    title = f"Policies on the same {history.comparison.batches} batches, seconds per step"
+    title = f"Policies on the same {history.comparison.batches} batches"
     table = Table("policy", title=title, title_justify="left")
-    table.add_column("measured", justify="right")
-    table.add_column("predicted", justify="right")
+    table.add_column("measured, s", justify="right")
+    table.add_column("predicted, s", justify="right")
     for name, (measured, predicted) in sorted(history.comparison.policies.items(), key=lambda item: item[1][0]):
         table.add_row(name, f"{measured:.3f}", f"{predicted:.3f}")
     return table
