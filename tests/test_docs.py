@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -74,6 +75,15 @@ def test_functions_exist(path: Path) -> None:
 def test_links_lead_to_files(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
         assert target.startswith("https://") or (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_python_in_the_readme_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        answer = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout
 
 
 def test_the_probe_sees_a_command_that_does_not_exist(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_every_public_name_exists_and_is_the_real_one() -> None:
     for name in zellige_ray.__all__:
         assert getattr(zellige_ray, name) is not None
     assert set(zellige_ray.__all__) <= set(dir(zellige_ray))
+    assert set(zellige_ray.__all__) == {*zellige_ray._face, "__version__"}
     from zellige_ray.config import RunConfig
 
     assert zellige_ray.RunConfig is RunConfig

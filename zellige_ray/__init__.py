@@ -12,8 +12,19 @@ if TYPE_CHECKING:
     from zellige_ray.api import train
     from zellige_ray.config import RunConfig, load_config, parse_config
     from zellige_ray.errors import ZelligeError
-    from zellige_ray.placement.plan import Plan, plan_from_json, plan_to_json
-    from zellige_ray.placement.sequence import Sequence
+    from zellige_ray.placement import (
+        Cluster,
+        CostModel,
+        HardwareProfile,
+        ModelPreset,
+        Plan,
+        Sequence,
+        load_hardware,
+        load_model,
+        make_plan,
+        plan_from_json,
+        plan_to_json,
+    )
 
 __version__ = "0.1.0"
 
@@ -23,19 +34,33 @@ _face = {
     "load_config": "zellige_ray.config",
     "parse_config": "zellige_ray.config",
     "ZelligeError": "zellige_ray.errors",
-    "Plan": "zellige_ray.placement.plan",
-    "plan_from_json": "zellige_ray.placement.plan",
-    "plan_to_json": "zellige_ray.placement.plan",
-    "Sequence": "zellige_ray.placement.sequence",
+    "Cluster": "zellige_ray.placement",
+    "CostModel": "zellige_ray.placement",
+    "HardwareProfile": "zellige_ray.placement",
+    "ModelPreset": "zellige_ray.placement",
+    "Plan": "zellige_ray.placement",
+    "Sequence": "zellige_ray.placement",
+    "load_hardware": "zellige_ray.placement",
+    "load_model": "zellige_ray.placement",
+    "make_plan": "zellige_ray.placement",
+    "plan_from_json": "zellige_ray.placement",
+    "plan_to_json": "zellige_ray.placement",
 }
 
 __all__ = [
+    "Cluster",
+    "CostModel",
+    "HardwareProfile",
+    "ModelPreset",
     "Plan",
     "RunConfig",
     "Sequence",
     "ZelligeError",
     "__version__",
     "load_config",
+    "load_hardware",
+    "load_model",
+    "make_plan",
     "parse_config",
     "plan_from_json",
     "plan_to_json",
