@@ -31,7 +31,7 @@ def write_cache(folder: Path) -> LatentCache:
             id=f"{media}-{i}", media=media, latent_shape=(16, *shape), text_tokens=words, weight=1.0,
             file=f"{media}-{i}.safetensors", source="random", source_width=width, source_height=height,
             source_frames=frames, more=False, width=width, height=height, frames=frames,
-            caption=" ".join(["word"] * words), caption_tokens=words,
+            caption=" ".join(["word"] * words), caption_tokens=words, scaled=False,
         )  # fmt: skip
         latents = rng.standard_normal((16, *shape)).astype(np.float32)
         write_entry(folder, entry, latents, rng.standard_normal((words, TEXT_DIM)).astype(np.float32))

@@ -37,7 +37,7 @@ from zellige_ray.monitor.events import (
     PreviewEvent,
     StepEvent,
 )
-from zellige_ray.placement import Plan, load_hardware, plan_to_json
+from zellige_ray.placement import HardwareProfile, Plan, load_hardware, plan_to_json
 from zellige_ray.training import checkpoint_files
 from zellige_ray.training.checkpoint_files import Position
 
@@ -117,18 +117,23 @@ class Driver:
         self._crew.start(count, self._start.checkpoint)
         self._emit(PhaseEvent("workers", self._crew.epoch.size, count))
         self._emit(PhaseEvent("profile", 0, 1))
+        hardware, speeds = self._hardware()
+        model = self._spec.preset(config.model, DTYPE_BYTES[config.engine.dtype])
+        self._planner = Planner(self._spec, model, hardware, speeds, config.placement.policy)
+        self._emit(PhaseEvent("profile", 1, 1))
+        self._emit(NoteEvent("info", f"{self._crew.epoch.size} ranks; {hardware.name} rates: "
+            f"{hardware.linear_flops / 1e9:.1f} GFLOP/s linear, {hardware.attention_flops / 1e9:.1f} attention, "
+            f"{hardware.intra_node_bytes_per_s / 1e6:.0f} MB/s to a neighbour"))  # fmt: skip
+
+    def _hardware(self) -> tuple[HardwareProfile, dict[str, float]]:
+        """Rates and relative speeds: those of a named preset, so that plans can be repeated, else measured now."""
+        named = self._config.placement.hardware
+        if named is not None:
+            return load_hardware(named), {}
         replies = self._crew.all("measure", lambda epoch: {w: (epoch.number,) for w in epoch.workers})
         epoch = self._crew.epoch
         measured = [replies[w].value for w in epoch.workers]
-        named = config.placement.hardware
-        hardware = measured_hardware(measured, epoch) if named is None else load_hardware(named)
-        model = self._spec.preset(config.model, DTYPE_BYTES[config.engine.dtype])
-        speeds = dict(zip(epoch.workers, relative_speeds(measured), strict=True))
-        self._planner = Planner(self._spec, model, hardware, speeds, config.placement.policy)
-        self._emit(PhaseEvent("profile", 1, 1))
-        self._emit(NoteEvent("info", f"{epoch.size} ranks; {hardware.name} rates: "
-            f"{hardware.linear_flops / 1e9:.1f} GFLOP/s linear, {hardware.attention_flops / 1e9:.1f} attention, "
-            f"{hardware.intra_node_bytes_per_s / 1e6:.0f} MB/s to a neighbour"))  # fmt: skip
+        return measured_hardware(measured, epoch), dict(zip(epoch.workers, relative_speeds(measured), strict=True))
 
     def _train_to_end(self) -> None:
         try:
