@@ -10,15 +10,19 @@ from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.cost import CostModel
 from zellige_ray.placement.pack import pack_round
 from zellige_ray.placement.plan import Round
-from zellige_ray.placement.stages.anchors import form_pools
-from zellige_ray.placement.stages.fillers import place_fillers
+from zellige_ray.placement.stages.anchors import layouts
+from zellige_ray.placement.stages.fillers import place_long, place_short
+from zellige_ray.placement.stages.fluid import level, pool_time
+from zellige_ray.placement.stages.nodes import Site, make_sites
+from zellige_ray.placement.stages.polish import polish
+from zellige_ray.placement.stages.pool import Pool
 from zellige_ray.placement.stages.pour import pour
 from zellige_ray.placement.stages.scene import Scene, make_scene
-from zellige_ray.placement.timeline import time_round
 
-THRESHOLDS = (1.0, 0.6)
-WIDENINGS = (0.0, 0.5, 1.0)
-SNAPS = (0.0, 0.25, 0.5)
+LONG_PER_RANK = 5
+LIMIT = 4
+STEPS = 40
+DEBUG = False
 
 
 def place_zellige(batch: Batch, cluster: Cluster, cost: CostModel, argument: str = "") -> Round:
@@ -26,24 +30,53 @@ def place_zellige(batch: Batch, cluster: Cluster, cost: CostModel, argument: str
     if argument:
         raise PlanError(f"policy zellige takes no argument, got {argument!r}")
     scene = make_scene(batch, cluster, cost)
-    best: tuple[int, Round] | None = None
-    for threshold in THRESHOLDS:
-        for widen in WIDENINGS:
-            round_ = _candidate(scene, batch, cost, threshold, widen)
-            key = round(time_round(round_, cluster, cost).layer_s * 1e12)
-            if best is None or key < best[0]:
-                best = (key, round_)
+    num_long = min(len(batch), LONG_PER_RANK * cluster.world_size)
+    short_work = sum(scene.work[num_long:])
+    best = None
+    for rank in range(2):
+        sites = make_sites(scene, num_long, rank)
+        if sites is None:
+            break
+        owner: dict[int, int] = {}
+        pools: list[Pool] = []
+        for site in sites:
+            pools += _best_layout(scene, site, short_work, owner)
+        place_short(scene, pools, num_long, owner)
+        pools = polish(scene, pools, owner, STEPS)
+        time = max([pool_time(scene, pool) for pool in pools])
+        if best is None or time < best[0]:
+            best = (time, pools, owner)
+        if len(sites) == len(scene.nodes):
+            break
     assert best is not None
-    return best[1]
-
-
-def _candidate(scene: Scene, batch: Batch, cost: CostModel, threshold: float, widen: float) -> Round:
-    pools = form_pools(scene, threshold, widen)
-    owner = place_fillers(scene, pools)
+    _, pools, owner = best
     shards, tiles = [], []
     for pool in pools:
         if pool.anchors:
-            got = min((pour(scene, pool, snap) for snap in SNAPS), key=lambda p: p.time_s)
+            got = pour(scene, pool)
             shards += got.shards
             tiles += got.tiles
-    return pack_round(batch, cost.model.heads, np.array(owner, dtype=np.int64), shards, tiles)
+    whole = np.array([owner.get(j, -1) for j in range(len(batch))], dtype=np.int64)
+    return pack_round(batch, cost.model.heads, whole, shards, tiles)
+
+
+def _best_layout(scene: Scene, site: Site, short_work: float, owner: dict[int, int]) -> list[Pool]:
+    speed = sum([scene.speed[r] for r in site.ranks])
+    short = max(0.0, min(short_work, scene.target_s * speed - site.work))
+    best = None
+    for score, start in layouts(scene, site, scene.target_s, LIMIT):
+        for spilling in (False, True):
+            mine: dict[int, int] = {}
+            begin = [Pool(scene, p.ranks, p.anchors) for p in start]
+            pools, stands_out = place_long(scene, site, begin, scene.target_s * score, spilling, mine)
+            times = [pool_time(scene, pool) for pool in pools]
+            speeds = [pool.speed for pool in pools]
+            time = max(max(times), level(speeds, [t * s for t, s in zip(times, speeds, strict=True)], short))
+            if DEBUG: print(site.nodes, "%.3f"%score, [(len(p.ranks),p.anchors) for p in pools if p.anchors], spilling, "%.3f"%(time/scene.target_s), "%.3f"%(site.work/speed/scene.target_s))
+            if best is None or time < best[0]:
+                best = (time, pools, mine)
+            if not stands_out:
+                break
+    assert best is not None
+    owner.update(best[2])
+    return best[1]

@@ -1,96 +1,71 @@
-"""Stage one: which sequences are cut, and which ranks share them."""
+"""Stage one: which ranks of a site share its anchors, the sequences that are too long for a rank."""
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, floor
 
-from zellige_ray.placement.stages.pour import Pool, pool_wait
+from zellige_ray.placement.stages.nodes import Site
+from zellige_ray.placement.stages.pool import Pool, even_wait
 from zellige_ray.placement.stages.scene import Scene
 
+Widths = tuple[int, ...]
 
-def form_pools(scene: Scene, threshold: float, widen: float) -> list[Pool]:
-    """Pools of all ranks; ranks without anchors are pools of their own.
 
-    threshold: sequences with more work than this share of the target are anchors. widen: share of the ranks that no
-    anchor needs which pools take as well, to spread their exchange and to hide it behind more fillers.
+def layouts(scene: Scene, site: Site, target_s: float, limit: int) -> list[tuple[float, list[Pool]]]:
+    """The most promising ways to spread the site's anchors over its ranks; at least one. Ranks left are single.
+
+    Ways: each anchor on a run of ranks of its own, of several widths, scored by a closed form; or all anchors in a
+    chain over all ranks.
     """
-    anchors = _anchors(scene, threshold)
-    spans, members = _to_nodes(scene, anchors)
-    pools: list[Pool] = []
-    for nodes, mine in zip(spans, members, strict=True):
-        ranks = [r for k in nodes for r in scene.nodes[k]]
-        pools += _split(scene, ranks, mine, widen, whole=len(nodes) > 1)
-    return pools
-
-
-def _anchors(scene: Scene, threshold: float) -> list[int]:
-    limit = threshold * scene.target_s
-    top = max(scene.speed)
-    return [j for j, w in enumerate(scene.work) if w > limit * top] if scene.world_size > 1 else []
-
-
-def _to_nodes(scene: Scene, anchors: list[int]) -> tuple[list[list[int]], list[list[int]]]:
-    """Node sets and the anchors of each: the largest first to the emptiest node; more than a node's worth joins nodes."""
-    room = [sum(scene.speed[r] for r in ranks) * scene.target_s for ranks in scene.nodes]
-    left = list(room)
-    home = list(range(len(room)))
-    members: list[list[int]] = [[] for _ in room]
-    for j in sorted(anchors, key=lambda j: (-scene.work[j], j)):
-        roots = sorted({home[k] for k in range(len(room))}, key=lambda k: (-left[k], k))
-        best = roots[0]
-        if len(roots) > 1 and scene.work[j] > max(room) * 1.02:
-            need = scene.work[j]
-            for other in roots[1:]:
-                if left[best] >= need * 0.98:
-                    break
-                left[best] += left[other]
-                members[best] += members[other]
-                members[other] = []
-                home = [best if h == other else h for h in home]
-        members[best].append(j)
-        left[best] -= scene.work[j]
-    spans = [[k for k in range(len(room)) if home[k] == root] for root in range(len(room))]
-    return [s for s in spans if s], [m for s, m in zip(spans, members, strict=True) if s]
-
-
-def _split(scene: Scene, ranks: list[int], anchors: list[int], widen: float, whole: bool) -> list[Pool]:
-    """Contiguous runs of ranks for the anchors of a node, then single ranks."""
+    top = max([scene.speed[r] for r in site.ranks])
+    anchors = [j for j in site.members if scene.work[j] > target_s * top * 1.0001] if len(site.ranks) > 1 else []
     if not anchors:
-        return [_pool([r], []) for r in ranks]
-    if whole:
-        return [_pool(ranks, anchors)]
-    mean = sum(scene.speed[r] for r in ranks) / len(ranks)
-    unit = scene.target_s * mean
-    groups = [[scene.work[j] / unit, [j]] for j in anchors]
-    width = [max(2, ceil(need - 0.02)) for need, _ in groups]
-    while sum(width) > len(ranks) and len(groups) > 1:
-        best = None
-        for a in range(len(groups)):
-            for b in range(a + 1, len(groups)):
-                need = groups[a][0] + groups[b][0]
-                save = width[a] + width[b] - max(2, ceil(need - 0.02))
-                key = (save <= 0, need, a, b)
-                if best is None or key < best[0]:
-                    best = (key, a, b)
-        _, a, b = best
-        groups[a] = [groups[a][0] + groups[b][0], groups[a][1] + groups[b][1]]
-        del groups[b]
-        width = [max(2, ceil(need - 0.02)) for need, _ in groups]
-    if sum(width) > len(ranks):
-        width = [len(ranks)]
-    extra = round(widen * (len(ranks) - sum(width)))
-    for _ in range(extra):
-        waits = [
-            pool_wait(scene, sum(scene.tokens[j] for j in js), w, 1) for (_, js), w in zip(groups, width, strict=True)
-        ]
-        k = max(range(len(groups)), key=lambda i: (waits[i], -i))
-        width[k] += 1
+        return [(1.0, [Pool(scene, [r], []) for r in site.ranks])]
+    if len(site.nodes) > 1:
+        return [(1.0, [Pool(scene, site.ranks, anchors)])]
+    options = sorted(_widths(scene, site, anchors, target_s))[:limit]
+    out = [(score, _pools(scene, site.ranks, anchors, widths)) for score, widths in options]
+    if len(anchors) > 1:
+        out.append((1.0, [Pool(scene, site.ranks, anchors)]))
+    return out or [(1.0, [Pool(scene, site.ranks, anchors)])]
+
+
+def _pools(scene: Scene, ranks: list[int], anchors: list[int], widths: Widths) -> list[Pool]:
     pools, at = [], 0
-    for (_, js), w in zip(groups, width, strict=True):
-        pools.append(_pool(ranks[at : at + w], js))
-        at += w
-    return pools + [_pool([r], []) for r in ranks[at:]]
+    for j, width in zip(anchors, widths, strict=True):
+        pools.append(Pool(scene, ranks[at : at + width], [j]))
+        at += width
+    return pools + [Pool(scene, [r], []) for r in ranks[at:]]
 
 
-def _pool(ranks: list[int], anchors: list[int]) -> Pool:
-    return Pool(list(ranks), list(anchors), [0.0] * len(ranks), [0.0] * len(ranks))
+def _widths(scene: Scene, site: Site, anchors: list[int], target_s: float) -> list[tuple[float, Widths]]:
+    """Widths of the anchors' runs with an estimate of the site's time, for all that fit the site."""
+    size = len(site.ranks)
+    mean = sum([scene.speed[r] for r in site.ranks]) / size
+    unit = target_s * mean
+    fillers = [j for j in site.members if j not in set(anchors)]
+    attention = sum([scene.attention[j] for j in fillers])
+    filler_work = sum([scene.work[j] for j in fillers]) + 1e-30
+    ratio = attention / filler_work
+    choices = []
+    for j in anchors:
+        need = scene.work[j] / unit
+        least = max(2, floor(need))
+        choices.append([(w, even_wait(scene, scene.tokens[j], w, 1), need) for w in range(least, min(size, ceil(need) + 4) + 1)])
+    out: list[tuple[float, Widths]] = []
+    stack: list[tuple[int, tuple[int, ...], float, float, float]] = [(0, (), 0.0, 0.0, 0.0)]
+    while stack:
+        k, widths, exposed, hidden, worst = stack.pop()
+        if k == len(anchors):
+            spread = exposed - min(hidden, attention)
+            out.append((max(worst, 1 + spread / (unit * size)), widths))
+            continue
+        rest = sum([c[0][0] for c in choices[k + 1 :]])
+        for w, wait, need in choices[k]:
+            if sum(widths) + w + rest > size:
+                break
+            room = max(0.0, w - need) * unit * ratio
+            hide = min(room, w * wait)
+            time = need / w + max(0.0, wait - room / w) / unit
+            stack.append((k + 1, (*widths, w), exposed + w * wait, hidden + hide, max(worst, time)))
+    return out

@@ -14,7 +14,7 @@ class Scene:
     """Sequences longest first, ranks by node. Units: seconds per layer at speed 1.
 
     row_s: one token's q, k, v or o of one head quantum on a link (in the node, across nodes). quanta: head quanta of
-    the model (key heads). target_s: work over speeds, which is the ideal time of a rank.
+    the model (key heads). target_s: work over speeds, which is the ideal time of a rank. passes: each pass's share of compute and of exchange.
     """
 
     tokens: list[int]
@@ -30,8 +30,7 @@ class Scene:
     group: int
     kv_share: float
     target_s: float
-    compute_shares: tuple[float, ...]
-    exchange_shares: tuple[float, ...]
+    passes: tuple[tuple[float, float], ...]
     overlap: bool
 
     @property
@@ -63,18 +62,7 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
         group=group,
         kv_share=1.0 / group,
         target_s=(sum(linear) + sum(attention)) / sum(cluster.speed),
-        compute_shares=cost.compute_shares,
-        exchange_shares=cost.exchange_shares,
+        passes=tuple(zip(cost.compute_shares, cost.exchange_shares, strict=True)),
         overlap=cost.overlap,
     )
 
-
-def during(scene: Scene, own_s: float, wait_s: float) -> float:
-    """Time of own attention and exchange together, pass by pass the longer of the two."""
-    if not scene.overlap:
-        return own_s + wait_s
-    total = 0.0
-    for c, e in zip(scene.compute_shares, scene.exchange_shares, strict=True):
-        a, b = own_s * c, wait_s * e
-        total += a if a > b else b
-    return total

@@ -1,0 +1,67 @@
+"""Sequences to nodes: the long ones first to the emptiest node; what a node can't hold takes several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+from zellige_ray.placement.stages.pool import even_wait
+from zellige_ray.placement.stages.scene import Scene
+
+
+@dataclass(slots=True)
+class Site:
+    """Nodes that are planned together, their ranks, and the long sequences that go there (longest first)."""
+
+    nodes: list[int]
+    ranks: list[int]
+    members: list[int]
+    work: float
+
+
+def make_sites(scene: Scene, num_long: int, rank: int) -> list[Site] | None:
+    """Sites of all nodes; the first num_long sequences are given to them, longest first, each to the emptiest.
+
+    rank: 0 takes the best guess of how many nodes a giant needs, 1 the second best; None when there is none.
+    """
+    speeds = [sum([scene.speed[r] for r in ranks]) for ranks in scene.nodes]
+    spans = _giants(scene, speeds, rank)
+    if spans is None:
+        return None
+    taken = {k for nodes, _ in spans for k in nodes}
+    spans += [([k], []) for k in range(len(speeds)) if k not in taken]
+    sites = []
+    for nodes, members in spans:
+        ranks = [r for k in nodes for r in scene.nodes[k]]
+        sites.append(Site(nodes, ranks, members, sum([scene.work[j] for j in members])))
+    capacity = [sum([speeds[k] for k in site.nodes]) for site in sites]
+    placed = {j for site in sites for j in site.members}
+    heap = [(site.work / c, k) for k, (site, c) in enumerate(zip(sites, capacity, strict=True))]
+    heapify(heap)
+    for j in range(num_long):
+        if j not in placed:
+            height, k = heap[0]
+            sites[k].members.append(j)
+            sites[k].work += scene.work[j]
+            heapreplace(heap, (height + scene.work[j] / capacity[k], k))
+    return sites
+
+
+def _giants(scene: Scene, speeds: list[float], rank: int) -> list[tuple[list[int], list[int]]] | None:
+    """Node sets for sequences that finish sooner on several nodes than on one, by work and exchange."""
+    free = sorted(range(len(speeds)), key=lambda k: (-speeds[k], k))
+    out: list[tuple[list[int], list[int]]] = []
+    for j in range(min(len(scene.work), len(speeds))):
+        if len(free) < 2 or scene.work[j] <= speeds[free[0]] * scene.target_s:
+            break
+        options = []
+        for count in range(1, len(free) + 1):
+            width = sum([len(scene.nodes[k]) for k in free[:count]])
+            share = scene.work[j] / sum([speeds[k] for k in free[:count]])
+            time = max(scene.target_s, share) + (even_wait(scene, scene.tokens[j], width, count) if width > 1 else 0.0)
+            options.append((time, count))
+        options.sort()
+        count = options[min(rank, len(options) - 1)][1]
+        out.append((sorted(free[:count]), [j]))
+        free = free[count:]
+    return out if out or rank == 0 else None
