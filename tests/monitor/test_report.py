@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import MembershipEvent
 from zellige_ray.monitor.metrics import JsonLines
 from zellige_ray.monitor.report import write_report
-from zellige_ray.monitor.sections import MAX_EMBEDDED_BYTES
+from zellige_ray.monitor.sections import MAX_EMBEDDED_BYTES, smoothed
 
 VOID = {"meta", "img", "br", "link", "input"}
 
@@ -147,6 +148,12 @@ def test_broken_metrics_are_named_and_an_older_report_stays(folder: Path) -> Non
     with pytest.raises(ConfigError, match="line 1 is not an event"):
         write_report(folder)
     assert (folder / run_folder.REPORT).read_text() == before
+
+
+def test_smoothed_curve_starts_unbiased_and_steps_over_nan() -> None:
+    assert smoothed([2.0, 2.0, math.nan, 2.0]) == pytest.approx((2.0, 2.0, 2.0, 2.0))
+    assert smoothed([1.0, 3.0]) == pytest.approx((1.0, (0.09 * 1 + 0.1 * 3) / 0.19))
+    assert math.isnan(smoothed([math.nan])[0])
 
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zellige_ray.actors.driver import Driver
 from zellige_ray.actors.ray_pool import RayPool
 from zellige_ray.monitor import run_folder
+from zellige_ray.monitor.environment import write_environment
 from zellige_ray.monitor.events import Event
 from zellige_ray.monitor.metrics import JsonLines
 from zellige_ray.monitor.report import write_report
@@ -21,6 +22,7 @@ class DriverHost:
 
     def __init__(self, prepared: Prepared, use_gpu: bool) -> None:
         self._folder, self._events = prepared.folder, list[Event]()
+        write_environment(prepared.folder)
         self._sink = JsonLines(prepared.folder / run_folder.METRICS)
         self._driver = Driver(
             prepared.config,

@@ -26,6 +26,7 @@ colours = {
 }
 _widths = {"wide": 960, "narrow": 360}
 _HEIGHT = 260
+width_of = {"line": 1.8, "thin": 0.8, "marked": 1.8, "dashed": 1.4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Series:
     x: tuple[float, ...]
     y: tuple[float, ...]
     colour: Literal["first", "second", "third", "faint"]
-    style: Literal["line", "marked", "dashed"] = "line"
+    style: Literal["line", "thin", "marked", "dashed"] = "line"
 
 
 def chart(name: str, title: str, series: Sequence[Series], unit: str, marks: Sequence[tuple[float, str]] = ()) -> str:
@@ -62,7 +63,9 @@ def _svg(name: str, series: Sequence[Series], unit: str, marks: Sequence[tuple[f
         for s in series:
             mark: dict[str, Any] = {"marker": "o", "markersize": 4} if s.style == "marked" or len(s.x) == 1 else {}
             dashes = "--" if s.style == "dashed" else "-"
-            axes.plot(s.x, s.y, color=colours[s.colour], label=s.label, linestyle=dashes, linewidth=1.8, **mark)
+            axes.plot(
+                s.x, s.y, color=colours[s.colour], label=s.label, linestyle=dashes, linewidth=width_of[s.style], **mark
+            )
         for step, label in marks:
             axes.axvline(step, color=colours["alert"], linewidth=1, linestyle=":")
             if label:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,27 @@ def figures(summary: Mapping[str, Any]) -> str:
 def loss(history: History) -> str:
     steps = tuple(float(s.step) for s in history.steps)
     held_out = tuple(float(e.step) for e in history.held_out)
+    losses = [s.loss for s in history.steps]
     series = [
-        Series("training loss", steps, tuple(s.loss for s in history.steps), "faint"),
+        Series("training loss", steps, tuple(losses), "faint", "thin"),
+        Series("smoothed", steps, smoothed(losses), "second"),
         Series("held-out loss", held_out, tuple(e.loss for e in history.held_out), "first", "marked"),
     ]
     title = "Loss over steps"
     if history.held_out:
         title += f": held-out from {history.held_out[0].loss:.4f} to {history.held_out[-1].loss:.4f}"
     return chart("loss", title, series, "loss", _marks(history))
+
+
+def smoothed(values: Sequence[float], keep: float = 0.9) -> tuple[float, ...]:
+    """The exponential mean of the values so far, without the bias of its beginning; NaN and infinities are skipped."""
+    out: list[float] = []
+    total = weight = 0.0
+    for value in values:
+        if math.isfinite(value):
+            total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
+        out.append(total / weight if weight else math.nan)
+    return tuple(out)
 
 
 def step_time(history: History) -> str:
@@ -136,7 +150,7 @@ def _rank(planned: Load | None, measured: Load, longest_s: float) -> str:
 
 def _bar(x: Load, longest_s: float) -> str:
     spans = [(name, getattr(x, f"{name}_s")) for name in phases]
-    told = ", ".join(f"{name} {1e3 * seconds:.0f} ms" for name, seconds in spans)
+    told = ", ".join(f"{name} {1e3 * seconds:z.0f} ms" for name, seconds in spans)
     parts = "".join(f'<i class="{name}" style="width:{max(s, 0) / longest_s:.2%}"></i>' for name, s in spans)
     return f'<div class="bar" role="img" aria-label="{told}" title="{told}">{parts}</div>'
 
@@ -144,8 +158,8 @@ def _bar(x: Load, longest_s: float) -> str:
 def _load_row(planned: Load | None, measured: Load) -> list[str]:
     cells = [str(measured.rank), f"{measured.tokens:,.0f}"]
     for name in phases:
-        cells.append("-" if planned is None else f"{1e3 * getattr(planned, f'{name}_s'):.1f}")
-        cells.append(f"{1e3 * getattr(measured, f'{name}_s'):.1f}")
+        cells.append("-" if planned is None else f"{1e3 * getattr(planned, f'{name}_s'):z.1f}")
+        cells.append(f"{1e3 * getattr(measured, f'{name}_s'):z.1f}")
     return [*cells, f"{measured.memory_bytes / 2**20:,.0f}"]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.history import History, Load
 
 # key of summary.json -> (label, format); shown in this order, where the run has the figure
@@ -53,7 +55,8 @@ def run_figures(summary: Mapping[str, Any]) -> Table:
     for label, value in shown_figures(summary):
         table.add_row(label, value)
     if "run_folder" in summary:
-        table.add_row("run folder", str(summary["run_folder"]))
+        table.add_row("run folder", _short(Path(summary["run_folder"])))
+        table.add_row("its report", _short(Path(summary["run_folder"]) / run_folder.REPORT))
     return table
 
 
@@ -82,6 +85,11 @@ def load_figures(history: History) -> Table:
     return table
 
 
+def _short(path: Path) -> str:
+    """A path as a person would type it here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def _pair(planned: Load | None, measured: Load, name: str) -> str:
-    before = "-" if planned is None else f"{1e3 * getattr(planned, name):.0f}"
-    return f"{before} / {1e3 * getattr(measured, name):.0f}"
+    before = "-" if planned is None else f"{1e3 * getattr(planned, name):z.0f}"
+    return f"{before} / {1e3 * getattr(measured, name):z.0f}"
