@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 
 from zellige_ray.placement.stages.nodes import Site
 from zellige_ray.placement.stages.fluid import pool_time
@@ -43,6 +43,8 @@ def place_long(
                 spot = pool.speeds[k] * target_s - pool.load[k]
                 if spot < room:
                     room = spot
+            if scene.tight and pool.tokens + scene.tokens[j] > pool.cap:
+                room, gain = room - target_s, 0.0
             if room + slack < work:
                 gain = 0.0
                 if room + spare < work:
@@ -93,6 +95,9 @@ def place_short(scene: Scene, pools: list[Pool], first: int, owner: dict[int, in
         heapify(h)
     for j in range(first, len(scene.work)):
         work = scene.work[j]
+        full = []
+        while scene.tight and len(heap) > 1 and pools[heap[0][1]].tokens + scene.tokens[j] > pools[heap[0][1]].cap:
+            full.append(heappop(heap))
         height, c = heap[0]
         pool = pools[c]
         spot, k = inner[c][0]
@@ -100,3 +105,5 @@ def place_short(scene: Scene, pools: list[Pool], first: int, owner: dict[int, in
         heapreplace(inner[c], (spot + work / pool.speeds[k], k))
         pool.put(scene, j, k)
         heapreplace(heap, (height + work / pool.speed, c))
+        for entry in full:
+            heappush(heap, entry)

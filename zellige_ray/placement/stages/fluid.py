@@ -9,6 +9,7 @@ from __future__ import annotations
 from zellige_ray.placement.stages.pool import Pool
 from zellige_ray.placement.stages.scene import Scene
 
+PENALTY = 10  # of the time, per share of the memory that is missing
 SHARED = 0.6  # of a head: what a border inside heads adds to the keys of a rank, on average
 
 Spans = list[tuple[int, float, float]]  # (position of the rank, from, to) as shares of the whole sequence
@@ -28,11 +29,14 @@ class Fluid:
 
 
 def pool_time(scene: Scene, pool: Pool) -> float:
-    """Fluid time of a pool: the better of the two shapes."""
+    """Fluid time of a pool: the better of the two shapes; longer where its tokens don't fit in memory."""
     if not pool.anchors:
-        return pool.load[0] / pool.speeds[0]
-    time = fluid(scene, pool, wide=False).time_s
-    return min(time, fluid(scene, pool, wide=True).time_s) if len(pool.anchors) > 1 else time
+        time = pool.load[0] / pool.speeds[0]
+    else:
+        time = fluid(scene, pool, wide=False).time_s
+        if len(pool.anchors) > 1:
+            time = min(time, fluid(scene, pool, wide=True).time_s)
+    return time * (1 + PENALTY * (pool.tokens / pool.cap - 1)) if pool.tokens > pool.cap else time
 
 
 def fluid(scene: Scene, pool: Pool, wide: bool) -> Fluid:

@@ -11,7 +11,7 @@ class Pool:
     A rank without anchors is a pool of one. wait: both exchanges, estimated for even cuts. load = linear + own.
     """
 
-    __slots__ = ("anchors", "linear", "load", "own", "ranks", "speed", "speeds", "wait", "work")
+    __slots__ = ("anchors", "cap", "linear", "load", "own", "ranks", "speed", "speeds", "tokens", "wait", "work")
 
     def __init__(self, scene: Scene, ranks: list[int], anchors: list[int]) -> None:
         size = len(ranks)
@@ -23,6 +23,8 @@ class Pool:
         self.own = [0.0] * size
         self.load = [0.0] * size
         self.work = sum([scene.work[j] for j in anchors])
+        self.tokens = sum([scene.tokens[j] for j in anchors])
+        self.cap = sum([scene.cap[r] for r in ranks])
         self.wait = chain_wait(scene, anchors, ranks) if size > 1 else 0.0
 
     def put(self, scene: Scene, j: int, k: int) -> None:
@@ -31,6 +33,7 @@ class Pool:
         self.own[k] += scene.attention[j]
         self.load[k] += scene.work[j]
         self.work += scene.work[j]
+        self.tokens += scene.tokens[j]
 
     def take(self, scene: Scene, j: int, k: int) -> None:
         """Filler j away from the rank at position k."""
@@ -38,11 +41,13 @@ class Pool:
         self.own[k] -= scene.attention[j]
         self.load[k] -= scene.work[j]
         self.work -= scene.work[j]
+        self.tokens -= scene.tokens[j]
 
     def copy(self, scene: Scene) -> Pool:
         """The same pool, to be changed on its own."""
         out = Pool(scene, self.ranks, self.anchors)
-        out.linear, out.own, out.load, out.work = self.linear[:], self.own[:], self.load[:], self.work
+        out.linear, out.own, out.load = self.linear[:], self.own[:], self.load[:]
+        out.work, out.tokens = self.work, self.tokens
         return out
 
 
@@ -53,6 +58,7 @@ def merge(scene: Scene, pools: list[Pool], extra: list[int]) -> Pool:
     out.own = [x for p in pools for x in p.own]
     out.load = [x for p in pools for x in p.load]
     out.work += sum(out.load)
+    out.tokens = sum([p.tokens for p in pools]) + sum([scene.tokens[j] for j in extra])
     return out
 
 

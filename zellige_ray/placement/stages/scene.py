@@ -9,12 +9,17 @@ from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.cost import CostModel
 
 
+TIGHT = 0.55  # share of all memory for tokens above which ranks are watched
+BUFFERS = 0.03  # share of the memory for tokens that is left for exchange buffers
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scene:
     """Sequences longest first, ranks by node. Units: seconds per layer at speed 1.
 
     row_s: one token's q, k, v or o of one head quantum on a link (in the node, across nodes). quanta: head quanta of
-    the model (key heads). target_s: work over speeds, which is the ideal time of a rank. passes: each pass's share of compute and of exchange.
+    the model (key heads). target_s: work over speeds, which is the ideal time of a rank. cap: tokens that
+    fit on each rank; tight: is memory so short that placing must look at it. passes: each pass's share of compute and of exchange.
     """
 
     tokens: list[int]
@@ -30,6 +35,8 @@ class Scene:
     group: int
     kv_share: float
     target_s: float
+    cap: tuple[float, ...]
+    tight: bool
     passes: tuple[tuple[float, float], ...]
     overlap: bool
 
@@ -48,6 +55,8 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
         for r in ranks:
             node_of[r] = k
     quantum = cost.row_bytes * group
+    size = cluster.world_size
+    cap = tuple([(1 - BUFFERS) * cost.token_capacity(m, size) for m in cluster.memory_bytes])
     return Scene(
         tokens=batch.tokens_S.tolist(),
         linear=linear,
@@ -62,6 +71,8 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
         group=group,
         kv_share=1.0 / group,
         target_s=(sum(linear) + sum(attention)) / sum(cluster.speed),
+        cap=cap,
+        tight=float(batch.tokens_S.sum()) > TIGHT * sum(cap),
         passes=tuple(zip(cost.compute_shares, cost.exchange_shares, strict=True)),
         overlap=cost.overlap,
     )
