@@ -28,7 +28,7 @@ def loaded_by(statement: str) -> set[str]:
         "from zellige_ray import Plan, RunConfig, Sequence, load_config",
         "import zellige_ray.data.index, zellige_ray.data.sampler, zellige_ray.data.ledger",
         "import zellige_ray.models.specs",
-        "import zellige_ray.monitor.progress, zellige_ray.monitor.events, zellige_ray.monitor.summary",
+        "import zellige_ray.monitor.progress, zellige_ray.monitor.summary, zellige_ray.monitor.report",
         "import zellige_ray.cli; zellige_ray.cli.main(['--version'])",
     ],
 )

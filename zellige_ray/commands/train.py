@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from zellige_ray.config import load_config
-from zellige_ray.configs import configs
+from zellige_ray.configs import choose, configs
 from zellige_ray.monitor.events import Event
 
 
@@ -30,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    path, overrides = _split(args.words)
-    config = load_config(path, overrides)
+    config = load_config(*choose(args.words))
 
     from rich.console import Console
 
@@ -54,11 +52,3 @@ def run(args: argparse.Namespace) -> int:
         json.dump(summary, sys.stdout)
         sys.stdout.write("\n")
     return 0
-
-
-def _split(words: list[str]) -> tuple[Path, list[str]]:
-    """The config and the overrides; a first word that is neither an override nor a packaged name is a path."""
-    if words and ("=" not in words[0] or Path(words[0]).exists()):
-        first, *overrides = words
-        return configs.get(first, Path(first)), overrides
-    return configs["mini"], words

@@ -10,10 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
 # The page's CSS variables, each drawn as a colour that nothing else uses and replaced afterwards.
 colours = {
     "ink": "#01f0a1",
@@ -56,6 +52,10 @@ def chart(name: str, title: str, series: Sequence[Series], unit: str, marks: Seq
 
 
 def _svg(name: str, series: Sequence[Series], unit: str, marks: Sequence[tuple[float, str]], width: int) -> str:
+    import matplotlib  # not with this file: a driver that only counts and reports at its end must start fast
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 11, "text.color": colours["ink"]}
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(width / 72, _HEIGHT / 72), layout="constrained")
