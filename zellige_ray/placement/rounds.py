@@ -19,7 +19,8 @@ def least_rounds(batch: Batch, cluster: Cluster, cost: CostModel) -> int:
     not fit on all ranks together.
     """
     size = cluster.world_size
-    capacity = np.array([cost.token_capacity(m, size) for m in cluster.memory_bytes])
+    fits = {m: cost.token_capacity(m, size) for m in set(cluster.memory_bytes)}
+    capacity = np.array([fits[m] for m in cluster.memory_bytes])
     state = cost.state_bytes(size)
     if capacity.max() < 1:
         raise PlanError(

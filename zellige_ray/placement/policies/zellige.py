@@ -22,6 +22,7 @@ from zellige_ray.placement.stages.scene import Scene, make_scene
 LONG_PER_RANK = 5
 LIMIT = 4
 STEPS = 40
+GOOD = 1.002
 DEBUG = False
 
 
@@ -67,7 +68,7 @@ def _best_layout(scene: Scene, site: Site, short_work: float, owner: dict[int, i
     for score, start in layouts(scene, site, scene.target_s, LIMIT):
         for spilling in (False, True):
             mine: dict[int, int] = {}
-            begin = [Pool(scene, p.ranks, p.anchors) for p in start]
+            begin = [p.copy() for p in start]
             pools, stands_out = place_long(scene, site, begin, scene.target_s * score, spilling, mine)
             times = [pool_time(scene, pool) for pool in pools]
             speeds = [pool.speed for pool in pools]
@@ -75,8 +76,10 @@ def _best_layout(scene: Scene, site: Site, short_work: float, owner: dict[int, i
             if DEBUG: print(site.nodes, "%.3f"%score, [(len(p.ranks),p.anchors) for p in pools if p.anchors], spilling, "%.3f"%(time/scene.target_s), "%.3f"%(site.work/speed/scene.target_s))
             if best is None or time < best[0]:
                 best = (time, pools, mine)
-            if not stands_out:
+            if not stands_out or time <= scene.target_s * GOOD:
                 break
+        if best[0] <= scene.target_s * GOOD:
+            break
     assert best is not None
     owner.update(best[2])
     return best[1]

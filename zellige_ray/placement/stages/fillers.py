@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
 
-from zellige_ray.placement.stages.nodes import Site
 from zellige_ray.placement.stages.fluid import pool_time
+from zellige_ray.placement.stages.nodes import Site
 from zellige_ray.placement.stages.pool import Pool, merge
 from zellige_ray.placement.stages.scene import Scene
 
-SLACK = 0.004  # of the target: what a whole sequence may stand out
-SPARE = 0.04  # of the target: what stands out further is cut
+SPARE = 0.044  # of the target: what stands out further is cut
+MOST_SPILLS = 3  # with more than this the whole site becomes one pool
 
 
 def place_long(
@@ -22,68 +22,78 @@ def place_long(
     stands out: found no room, whether it was cut (spilling) or not.
     """
     cut = {j for pool in pools for j in pool.anchors}
-    spill: list[int] = []
-    stands_out = False
+    hungry = [c for c, pool in enumerate(pools) if pool.anchors] if scene.overlap else []
     rooms = [pool.speed * (target_s - pool.wait) - pool.work for pool in pools]
     least = [0] * len(pools)
-    slack, spare = SLACK * target_s, SPARE * target_s
+    heap = [(-_room(pool, rooms[c], 0, target_s), c) for c, pool in enumerate(pools)]
+    heapify(heap)
+    spare, spill, stands_out = SPARE * target_s, [], False
+    works, attentions, tight = scene.work, scene.attention, scene.tight
     for j in site.members:
         if j in cut:
             continue
-        work, attention = scene.work[j], scene.attention[j]
-        best, best_gain, best_room = -1, -2.0, -1e30
-        for c, pool in enumerate(pools):
-            k = least[c]
-            room, gain = rooms[c], 0.0
-            if pool.anchors:
-                lack = pool.wait * pool.speeds[k] - pool.own[k]
-                if lack > 0.0 and scene.overlap:
-                    gain = lack if lack < attention else attention
-                    room += gain
-                spot = pool.speeds[k] * target_s - pool.load[k]
-                if spot < room:
-                    room = spot
-            if scene.tight and pool.tokens + scene.tokens[j] > pool.cap:
-                room, gain = room - target_s, 0.0
-            if room + slack < work:
-                gain = 0.0
-                if room + spare < work:
-                    if spilling:
-                        continue
-                    gain = -1.0
-            if gain > best_gain + 1e-3 * abs(best_gain) or (gain >= best_gain - 1e-3 * abs(best_gain) and room > best_room):
-                best, best_gain, best_room = c, gain, room
+        work, best, gain = works[j], -1, 0.0
+        for c in hungry:
+            pool, k = pools[c], least[c]
+            lack = pool.wait * pool.speeds[k] - pool.own[k]
+            win = min(lack, attentions[j])
+            fits = win > gain * 1.001 and _room(pool, rooms[c] + win, k, target_s) >= work
+            if fits and not (tight and pool.tokens + scene.tokens[j] > pool.cap):
+                best, gain = c, win
         if best < 0:
-            spill.append(j)
-            stands_out = True
-            continue
+            full = []
+            best = heap[0][1]
+            while tight and pools[best].tokens + scene.tokens[j] > pools[best].cap and len(heap) > 1:
+                full.append(heappop(heap))
+                best = heap[0][1]
+            room = -heap[0][0]
+            for entry in full:
+                heappush(heap, entry)
+            if room + spare < work:
+                stands_out = True
+                if spilling:
+                    spill.append(j)
+                    continue
         pool, k = pools[best], least[best]
-        if best_gain < 0.0:
-            stands_out, best_gain = True, 0.0
         pool.put(scene, j, k)
-        rooms[best] += best_gain - work
+        rooms[best] += gain - work
         owner[j] = pool.ranks[k]
         if pool.anchors:
-            loads = [load / s for load, s in zip(pool.load, pool.speeds, strict=True)]
+            loads = pool.load if pool.even else [load / s for load, s in zip(pool.load, pool.speeds, strict=True)]
             least[best] = loads.index(min(loads))
+            if gain > 0.0 and pool.own[least[best]] >= pool.wait * pool.speeds[least[best]]:
+                hungry.remove(best)
+        entry = (-_room(pool, rooms[best], least[best], target_s), best)
+        if heap[0][1] == best:
+            heapreplace(heap, entry)
+        else:
+            heap = [entry if c == best else (room, c) for room, c in heap]
+            heapify(heap)
+    return _spill(scene, pools, spill, target_s), stands_out
+
+
+def _room(pool: Pool, room: float, k: int, target_s: float) -> float:
+    spot = pool.speeds[k] * target_s - pool.load[k]
+    return spot if spot < room else room
+
+
+def _spill(scene: Scene, pools: list[Pool], spill: list[int], target_s: float) -> list[Pool]:
+    """Cuts each sequence that fits nowhere whole over the pools with the most room; they become one."""
+    if len(spill) > MOST_SPILLS:
+        return [merge(scene, pools, spill)]
     for j in spill:
-        pools = _spill(scene, pools, j, target_s)
-    return pools, stands_out
-
-
-def _spill(scene: Scene, pools: list[Pool], j: int, target_s: float) -> list[Pool]:
-    """Cuts a sequence that fits nowhere whole over the pools with the most room; they become one."""
-    room = [(pool.work + pool.speed * pool.wait * 0.5 - pool.speed * target_s, c) for c, pool in enumerate(pools)]
-    room.sort()
-    chosen, left = [], scene.work[j]
-    for short, c in room:
-        chosen.append(c)
-        left += short
-        if left <= SLACK * target_s and sum([len(pools[x].ranks) for x in chosen]) > 1:
-            break
-    chosen.sort()
-    merged = merge(scene, [pools[c] for c in chosen], [j])
-    return [merged] + [pool for c, pool in enumerate(pools) if c not in chosen]
+        room = sorted([(p.work + p.speed * (p.wait * 0.5 - target_s), c) for c, p in enumerate(pools)])
+        chosen: list[int] = []
+        left = scene.work[j]
+        for short, c in room:
+            chosen.append(c)
+            left += short
+            if left <= 0.004 * target_s and sum([len(pools[x].ranks) for x in chosen]) > 1:
+                break
+        chosen.sort()
+        merged = merge(scene, [pools[c] for c in chosen], [j])
+        pools = [merged] + [pool for c, pool in enumerate(pools) if c not in chosen]
+    return pools
 
 
 def place_short(scene: Scene, pools: list[Pool], first: int, owner: dict[int, int]) -> None:
@@ -93,17 +103,23 @@ def place_short(scene: Scene, pools: list[Pool], first: int, owner: dict[int, in
     inner = [[(load / s, k) for k, (load, s) in enumerate(zip(p.load, p.speeds, strict=True))] for p in pools]
     for h in inner:
         heapify(h)
-    for j in range(first, len(scene.work)):
-        work = scene.work[j]
-        full = []
-        while scene.tight and len(heap) > 1 and pools[heap[0][1]].tokens + scene.tokens[j] > pools[heap[0][1]].cap:
-            full.append(heappop(heap))
+    parked: list[tuple[float, float, int]] = []  # full pools: (minus the tokens that still fit, level, pool)
+    tight, tokens, works = scene.tight, scene.tokens, scene.work
+    for j in range(first, len(works)):
+        work = works[j]
+        if tight:
+            while parked and -parked[0][0] >= tokens[j]:
+                heappush(heap, heappop(parked)[1:])
+            while len(heap) > 1 and pools[heap[0][1]].tokens + tokens[j] > pools[heap[0][1]].cap:
+                height, c = heappop(heap)
+                heappush(parked, (pools[c].tokens - pools[c].cap, height, c))
         height, c = heap[0]
         pool = pools[c]
-        spot, k = inner[c][0]
+        if len(pool.ranks) > 1:
+            spot, k = inner[c][0]
+            heapreplace(inner[c], (spot + work / pool.speeds[k], k))
+        else:
+            k = 0
         owner[j] = pool.ranks[k]
-        heapreplace(inner[c], (spot + work / pool.speeds[k], k))
         pool.put(scene, j, k)
         heapreplace(heap, (height + work / pool.speed, c))
-        for entry in full:
-            heappush(heap, entry)

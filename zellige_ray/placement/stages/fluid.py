@@ -32,11 +32,46 @@ def pool_time(scene: Scene, pool: Pool) -> float:
     """Fluid time of a pool: the better of the two shapes; longer where its tokens don't fit in memory."""
     if not pool.anchors:
         time = pool.load[0] / pool.speeds[0]
+    elif len(pool.anchors) == 1:
+        time = _single_time(scene, pool)
     else:
-        time = fluid(scene, pool, wide=False).time_s
-        if len(pool.anchors) > 1:
-            time = min(time, fluid(scene, pool, wide=True).time_s)
+        time = min(fluid(scene, pool, wide=False).time_s, fluid(scene, pool, wide=True).time_s)
     return time * (1 + PENALTY * (pool.tokens / pool.cap - 1)) if pool.tokens > pool.cap else time
+
+
+def _single_time(scene: Scene, pool: Pool) -> float:
+    """`fluid(...).time_s` of a pool with one anchor, without the shares."""
+    if not pool.even or scene.node_of[pool.ranks[0]] != scene.node_of[pool.ranks[-1]]:
+        return fluid(scene, pool, wide=False).time_s
+    j, size, speed = pool.anchors[0], len(pool.ranks), pool.speeds[0]
+    linear, attention, quanta = scene.linear[j], scene.attention[j], scene.quanta
+    kv, ones = 2 * scene.kv_share, pool.speeds
+    unit = scene.tokens[j] * quanta * scene.row_s[0]
+    top = level(ones, pool.linear, linear)
+    linear_s = max(top, max(pool.linear) / speed)
+    shares = [(top * speed - u) / linear if u < top * speed else 0.0 for u in pool.linear]
+    late, wait, best = 2 * (size - 1) * scene.latency_s, pool.wait, 0.0
+    for step in range(2):
+        base = [during(scene, o / speed, wait) * speed for o in pool.own]
+        height = level(ones, base, attention) * speed
+        give = get = out = 0.0
+        parts = []
+        for x, b in zip(shares, base, strict=True):
+            y = (height - b) / attention if b < height else 0.0
+            parts.append(y * attention)
+            q_out, q_in = x * (1 - y), y * (1 - x)
+            odd = (y * quanta) % 1
+            t = (y + SHARED / quanta) * (1 - x) if y < 1.0 and 0.02 < odd < 0.98 else q_in
+            give = q_out if q_out > give else give
+            t = q_in + kv * t
+            get = t if t > get else get
+            most = q_out if q_out > q_in else q_in
+            out = most if most > out else out
+        give *= 1 + kv
+        wait = ((give if give > get else get) + out) * unit + late
+        time = linear_s + max([during(scene, o / speed, wait) + p / speed for o, p in zip(pool.own, parts, strict=True)])
+        best = time if step == 0 or time < best else best
+    return best
 
 
 def fluid(scene: Scene, pool: Pool, wide: bool) -> Fluid:
@@ -133,6 +168,10 @@ def during(scene: Scene, own_s: float, wait_s: float) -> float:
     """Time of own attention and exchange together, pass by pass the longer of the two."""
     if not scene.overlap:
         return own_s + wait_s
+    if own_s >= wait_s * scene.hidden_at:
+        return own_s
+    if own_s <= 0.0:
+        return wait_s
     total = 0.0
     for c, e in scene.passes:
         a, b = own_s * c, wait_s * e

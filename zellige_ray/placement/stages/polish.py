@@ -6,6 +6,7 @@ Bounded by a number of steps, never by time, so that the same batch gives the sa
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from heapq import nsmallest
 
 from zellige_ray.placement.stages.fluid import pool_time
 from zellige_ray.placement.stages.pool import Pool, merge
@@ -33,10 +34,10 @@ def polish(scene: Scene, pools: list[Pool], owner: dict[int, int], steps: int) -
     total = sum([pool.speed for pool in pools])
     for _ in range(steps):
         mean = sum([t * p.speed for t, p in zip(times, pools, strict=True)]) / total
-        a = max(range(len(pools)), key=lambda c: (times[c], -c))
+        a = times.index(max(times))
         if times[a] <= mean * (1 + GOOD):
             break
-        partners = sorted([(t, c) for c, t in enumerate(times) if c != a])[:PARTNERS]
+        partners = nsmallest(PARTNERS, [(t, c) for c, t in enumerate(times) if c != a])
         if not any([_exchange(scene, pools, items, times, a, b) for _, b in partners]):
             cut = _cut(scene, pools, items, times, a, [b for _, b in partners])
             if cut is None:

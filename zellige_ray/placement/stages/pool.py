@@ -11,7 +11,7 @@ class Pool:
     A rank without anchors is a pool of one. wait: both exchanges, estimated for even cuts. load = linear + own.
     """
 
-    __slots__ = ("anchors", "cap", "linear", "load", "own", "ranks", "speed", "speeds", "tokens", "wait", "work")
+    __slots__ = ("anchors", "cap", "even", "linear", "load", "own", "ranks", "speed", "speeds", "tokens", "wait", "work")
 
     def __init__(self, scene: Scene, ranks: list[int], anchors: list[int]) -> None:
         size = len(ranks)
@@ -19,6 +19,7 @@ class Pool:
         self.anchors = anchors
         self.speeds = [scene.speed[r] for r in ranks]
         self.speed = sum(self.speeds)
+        self.even = min(self.speeds) == max(self.speeds)
         self.linear = [0.0] * size
         self.own = [0.0] * size
         self.load = [0.0] * size
@@ -43,9 +44,11 @@ class Pool:
         self.work -= scene.work[j]
         self.tokens -= scene.tokens[j]
 
-    def copy(self, scene: Scene) -> Pool:
+    def copy(self) -> Pool:
         """The same pool, to be changed on its own."""
-        out = Pool(scene, self.ranks, self.anchors)
+        out = Pool.__new__(Pool)
+        out.ranks, out.anchors, out.speeds, out.speed = self.ranks, self.anchors, self.speeds, self.speed
+        out.even, out.cap, out.wait = self.even, self.cap, self.wait
         out.linear, out.own, out.load = self.linear[:], self.own[:], self.load[:]
         out.work, out.tokens = self.work, self.tokens
         return out

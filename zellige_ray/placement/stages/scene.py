@@ -19,7 +19,8 @@ class Scene:
 
     row_s: one token's q, k, v or o of one head quantum on a link (in the node, across nodes). quanta: head quanta of
     the model (key heads). target_s: work over speeds, which is the ideal time of a rank. cap: tokens that
-    fit on each rank; tight: is memory so short that placing must look at it. passes: each pass's share of compute and of exchange.
+    fit on each rank; tight: is memory so short that placing must look at it. passes: each pass's share of compute and of exchange;
+    own attention hides a wait fully from hidden_at times the wait.
     """
 
     tokens: list[int]
@@ -38,6 +39,7 @@ class Scene:
     cap: tuple[float, ...]
     tight: bool
     passes: tuple[tuple[float, float], ...]
+    hidden_at: float
     overlap: bool
 
     @property
@@ -54,9 +56,11 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
     for k, ranks in enumerate(nodes):
         for r in ranks:
             node_of[r] = k
+    passes = tuple(zip(cost.compute_shares, cost.exchange_shares, strict=True))
     quantum = cost.row_bytes * group
     size = cluster.world_size
-    cap = tuple([(1 - BUFFERS) * cost.token_capacity(m, size) for m in cluster.memory_bytes])
+    fits = {m: (1 - BUFFERS) * cost.token_capacity(m, size) for m in set(cluster.memory_bytes)}
+    cap = tuple([fits[m] for m in cluster.memory_bytes])
     return Scene(
         tokens=batch.tokens_S.tolist(),
         linear=linear,
@@ -73,7 +77,8 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
         target_s=(sum(linear) + sum(attention)) / sum(cluster.speed),
         cap=cap,
         tight=float(batch.tokens_S.sum()) > TIGHT * sum(cap),
-        passes=tuple(zip(cost.compute_shares, cost.exchange_shares, strict=True)),
+        passes=passes,
+        hidden_at=max([e / c for c, e in passes]),
         overlap=cost.overlap,
     )
 
