@@ -69,9 +69,9 @@ class NgramEncoder:
     def _word_vector(self, word: str) -> Embeddings:
         marked = f"<{word}>"
         grams = [marked[i : i + n] for n in (3, 4) for i in range(len(marked) - n + 1)]
-        total = 2 * self._signs(marked)
+        total = self._signs(marked)
         for gram in grams:
-            total = total + self._signs(gram) / np.sqrt(len(grams))
+            total = total + 2 * self._signs(gram) / np.sqrt(len(grams))
         return np.asarray(total, dtype=np.float32)
 
     def _signs(self, feature: str) -> Embeddings:
@@ -130,16 +130,11 @@ def _split(caption: str) -> list[str]:
 
 
 def _ngram(config: TextConfig) -> TextEncoder:
-    if config.path is not None:
-        raise DataError(
-            f"data.text.path is {config.path!r}, and encoder `ngram` has no weights; set data.text.name: transformers"
-        )
     return NgramEncoder(config.dim, config.max_tokens)
 
 
 def _transformers(config: TextConfig) -> TextEncoder:
-    if config.path is None:
-        raise DataError("text encoder `transformers` needs data.text.path: a local folder or hub id")
+    assert config.path is not None  # TextConfig sees to it
     return TransformersEncoder(config.path, config.max_tokens)
 
 

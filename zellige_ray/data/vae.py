@@ -21,7 +21,7 @@ class VaeCodec:
 
     def __init__(self, vae: Any, signature: str) -> None:
         self.signature = signature
-        self._vae = vae.to(torch.float32).eval().requires_grad_(False)
+        self._vae = vae.eval().requires_grad_(False)
         self._is_video = any(p.ndim == 5 for p in vae.parameters())
         self._device = next(vae.parameters()).device
         self.channels, self.temporal_stride, self.spatial_stride = self._measure()
@@ -54,9 +54,9 @@ class VaeCodec:
             return _mode(self._vae.encode(x_FCHW)).transpose(0, 1).float().cpu()
 
     def _measure(self) -> tuple[int, int, int]:
-        """(channels, temporal stride, spatial stride), by encoding 17 black frames of 64x64."""
-        channels, frames, height, _ = self._encode(torch.zeros(17 if self._is_video else 1, 64, 64, 3)).shape
-        return channels, 16 // (frames - 1) if self._is_video else 1, 64 // height
+        """(channels, temporal stride, spatial stride), by encoding 9 black frames of 64x64."""
+        channels, frames, height, _ = self._encode(torch.zeros(9 if self._is_video else 1, 64, 64, 3)).shape
+        return channels, 8 // (frames - 1) if self._is_video else 1, 64 // height
 
 
 def load_vae(path: str) -> VaeCodec:
@@ -67,7 +67,7 @@ def load_vae(path: str) -> VaeCodec:
     subfolder = "vae" if (local / "vae" / "config.json").is_file() else None
     try:
         load: Any = AutoModel.from_pretrained
-        vae = load(path, subfolder=subfolder, low_cpu_mem_usage=False)
+        vae = load(path, subfolder=subfolder, torch_dtype=torch.float32)
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as fault:
         raise DataError(f"cannot load a diffusers VAE from data.codec.path {path!r}: {fault}") from fault
     if not hasattr(vae, "encode") or not hasattr(vae, "decode"):
