@@ -35,7 +35,8 @@ class PhaseClock:
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
         if self._cuda:
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            event: Any = torch.cuda.Event
+            start, stop = event(enable_timing=True), event(enable_timing=True)
             start.record()
             try:
                 yield

@@ -155,7 +155,7 @@ class _Attend(torch.autograd.Function):
         return o_TNH
 
     @staticmethod
-    def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor | None, ...]:
         engine, kernel = ctx.engine, ctx.kernel
         q, k, v, o_TNH, lse_first, lse_second, q_R1H, k_R1H, v_R1H, o_R1H, lse_R1 = ctx.saved_tensors
         layout, exchange, clock = engine.layout, engine.exchange, engine.clock
@@ -179,7 +179,7 @@ class _Attend(torch.autograd.Function):
         with clock.phase("attention"):
             sizes = [q_R1H.shape[0], k_R1H.shape[0], v_R1H.shape[0]]
             unit_grads_RH = q_R1H.new_empty(sum(sizes), q_R1H.shape[-1])
-            dq, dk, dv = unit_grads_RH.unsqueeze(1).split(sizes)
+            dq, dk, dv = torch.split(unit_grads_RH.unsqueeze(1), sizes)
             kernel.backward(
                 grad_R1H, q_R1H, k_R1H, v_R1H, o_R1H, lse_R1, engine.units, (dq, dk, dv), engine.deterministic
             )
@@ -214,7 +214,7 @@ class _Local(torch.autograd.Function):
         return o_QNH
 
     @staticmethod
-    def backward(ctx: Any, grad_QNH: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_QNH: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
         outs = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
         with ctx.engine.clock.phase("attention"):
@@ -236,7 +236,8 @@ def _units(engine: AttentionEngine, wire_RH: Tensor) -> tuple[Tensor, Tensor, Te
     """q, k, v of this rank's units, one head each."""
     q_rows, kv_rows = engine.layout.tables.unit_q_rows, engine.layout.tables.unit_kv_rows
     q, k, v = (
-        wire_RH.index_select(0, index).unsqueeze(1) for index in engine.unit_unpack.split([q_rows, kv_rows, kv_rows])
+        wire_RH.index_select(0, index).unsqueeze(1)
+        for index in torch.split(engine.unit_unpack, [q_rows, kv_rows, kv_rows])
     )
     return q, k, v
 

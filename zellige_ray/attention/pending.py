@@ -17,7 +17,7 @@ from zellige_ray.errors import CommError, Regroup
 
 POLL_S = 0.01
 
-T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 
 class Work(Protocol):
@@ -26,12 +26,12 @@ class Work(Protocol):
     def wait(self) -> Any: ...
 
 
-class Pending(Generic[T_co]):
+class Pending(Generic[T]):
     """A result that is on its way. `what` names it in errors."""
 
     __slots__ = ("_cancelled", "_deadline", "_done", "_fault", "_result", "_timeout_s", "what")
 
-    def __init__(self, result: T_co, what: str, timeout_s: float, cancelled: threading.Event) -> None:
+    def __init__(self, result: T, what: str, timeout_s: float, cancelled: threading.Event) -> None:
         self._result = result
         self._done = threading.Event()
         self._fault: BaseException | None = None
@@ -41,7 +41,7 @@ class Pending(Generic[T_co]):
         self.what = what
 
     @classmethod
-    def ready(cls, result: T_co) -> Pending[T_co]:
+    def ready(cls, result: T) -> Pending[T]:
         """A result that is there already."""
         pending = cls(result, "nothing", 0.0, threading.Event())
         pending.finish(None)
@@ -56,7 +56,7 @@ class Pending(Generic[T_co]):
         self._fault = fault
         self._done.set()
 
-    def wait(self) -> T_co:
+    def wait(self) -> T:
         """The result, once it is complete; returns at once when it already is.
 
         Raises Regroup within 20 ms of a cancel, CommError (what, whom, how long) on a failure or after the time-out.

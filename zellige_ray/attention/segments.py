@@ -10,11 +10,11 @@ from zellige_ray.errors import EngineError
 
 
 class Run(NamedTuple):
-    """`count` consecutive segments of the same shape: rows q_start + i * queries, k_start + i * keys."""
+    """`repeats` consecutive segments of the same shape: rows q_start + i * queries, k_start + i * keys."""
 
     q_start: int
     k_start: int
-    count: int
+    repeats: int
     queries: int
     keys: int
 
@@ -33,7 +33,7 @@ class Segments:
     @property
     def lengths(self) -> tuple[tuple[int, int], ...]:
         """(queries, keys) of every segment."""
-        return tuple((run.queries, run.keys) for run in self.runs for _ in range(run.count))
+        return tuple((run.queries, run.keys) for run in self.runs for _ in range(run.repeats))
 
     def shifted(self, start: int, stop: int) -> Segments:
         """Runs [start, stop) as segments of their own rows."""
@@ -43,7 +43,7 @@ class Segments:
         q0, k0, last = runs[0].q_start, runs[0].k_start, runs[-1]
         moved = tuple(run._replace(q_start=run.q_start - q0, k_start=run.k_start - k0) for run in runs)
         return Segments(
-            moved, last.q_start + last.count * last.queries - q0, last.k_start + last.count * last.keys - k0
+            moved, last.q_start + last.repeats * last.queries - q0, last.k_start + last.repeats * last.keys - k0
         )
 
 
@@ -63,7 +63,7 @@ def pack_segments(lengths: Sequence[tuple[int, int, int]]) -> Segments:
                 f"a segment of {queries} queries and {keys} keys can't be attended; both must be positive"
             )
         if runs and runs[-1].queries == queries and runs[-1].keys == keys:
-            runs[-1] = runs[-1]._replace(count=runs[-1].count + count)
+            runs[-1] = runs[-1]._replace(repeats=runs[-1].repeats + count)
         else:
             runs.append(Run(q, k, count, queries, keys))
         q, k = q + count * queries, k + count * keys

@@ -248,9 +248,10 @@ def _gradient_sums(
                     slots[s, h0 + start + i] = num_slots
                     num_slots += x.width
             first = np.array([slots[s, h] for h in range(h0 + start, h0 + stop)], dtype=np.int32)
-            slot = (first[:, None] + np.arange(x.width, dtype=np.int32)).ravel()
+            slot: Index = np.add(first[:, None], np.arange(x.width, dtype=np.int32), dtype=np.int32).ravel()
             further += [[] for _ in range(level - len(further))]
-            further[level - 1].append((slot, np.arange(at, at + part.size, dtype=np.int32), section.v_shift))
+            places: Index = np.arange(at, at + part.size, dtype=np.int32)
+            further[level - 1].append((slot, places, section.v_shift))
     k_rows = np.concatenate(rows) if rows else _empty(0)
     sums = tuple(
         (

@@ -67,7 +67,7 @@ class _TorchGroup:
     def all_reduce(self, tensor: Tensor, op: str) -> list[Work]:
         self._check(tensor)
         options = dist.AllreduceOptions()
-        options.reduceOp = _ops[op]
+        options.reduceOp = _ops[op]  # type: ignore[assignment]  # the stub asks for a ReduceOp, torch takes both
         return [self._pg.allreduce([tensor], options)]
 
     def broadcast(self, tensor: Tensor, root: int) -> list[Work]:

@@ -44,7 +44,9 @@ class Packed:
     def __post_init__(self) -> None:
         T, L = sum(self.piece_lengths), sum(self.text_lengths)
         if len(self.piece_lengths) != len(self.text_lengths):
-            raise ModelError(f"{len(self.piece_lengths)} pieces but {len(self.text_lengths)} captions in a packed batch")
+            raise ModelError(
+                f"{len(self.piece_lengths)} pieces but {len(self.text_lengths)} captions in a packed batch"
+            )
         for name, tensor, rows in (
             ("tokens", self.tokens_TCphw, T),
             ("positions", self.positions_T3, T),
@@ -74,7 +76,9 @@ class ModelAdapter(Protocol):
 
     name: str
 
-    def build(self, config: ModelConfig, text_dim: int, seed: int, dtype: torch.dtype, device: torch.device | str) -> nn.Module:
+    def build(
+        self, config: ModelConfig, text_dim: int, seed: int, dtype: torch.dtype, device: torch.device | str
+    ) -> nn.Module:
         """A new module; the same seed gives the same weights on every rank, up to the rounding of `dtype`."""
         ...
 
@@ -132,5 +136,5 @@ def with_empty_captions(text_LD: Tensor, text_lengths: Sequence[int]) -> tuple[T
     if all(text_lengths):
         return text_LD, tuple(text_lengths)
     zero_1D = text_LD.new_zeros(1, text_LD.shape[1])
-    parts = [part if len(part) else zero_1D for part in text_LD.split(list(text_lengths))]
+    parts = [part if len(part) else zero_1D for part in torch.split(text_LD, list(text_lengths))]
     return torch.cat(parts) if parts else text_LD, tuple(max(n, 1) for n in text_lengths)

@@ -37,7 +37,9 @@ class ModelSpec:
         """Tokens along frames, rows and columns of latents (C, F, H, W); ModelError where patches do not fit."""
         channels, *sizes = latent_shape
         if channels != self.latent_channels:
-            raise ModelError(f"{self.name} takes {self.latent_channels} latent channels, these have {channels}; change data.codec")
+            raise ModelError(
+                f"{self.name} takes {self.latent_channels} latent channels, these have {channels}; change data.codec"
+            )
         if any(n <= 0 or n % p for n, p in zip(sizes, self.patch, strict=True)):
             raise ModelError(
                 f"latents of {tuple(sizes)} (frames, rows, columns) are no multiple of {self.name}'s patch {self.patch}; "
@@ -89,5 +91,7 @@ def get_spec(name: str) -> ModelSpec:
     """The spec of a model; ModelError names the nearest known one."""
     if name not in specs:
         near = difflib.get_close_matches(name, specs, n=1, cutoff=0.0)[0]
-        raise ModelError(f"unknown model {name!r}: the nearest known one is {near!r}, all are {sorted(specs)} (model.name)")
+        raise ModelError(
+            f"unknown model {name!r}: the nearest known one is {near!r}, all are {sorted(specs)} (model.name)"
+        )
     return specs[name]

@@ -44,6 +44,10 @@ class SdpaKernel:
         for run in segments.runs:
             q, out, lse = _queries(q_QND, run), _queries(out_QND, run), _queries(lse_QN[..., None], run)
             k, v = _keys(k_KND, run), _keys(v_KND, run)
+            if run.keys == 1:  # the softmax of one score is 1, exactly
+                out.copy_(v.expand_as(out))
+                lse.copy_((q * k).sum(-1, keepdim=True, dtype=lse.dtype) * q.shape[-1] ** -0.5)
+                continue
             if not q.is_cuda:
                 o, row_lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False)
             elif q.dtype == torch.float32:
@@ -69,7 +73,9 @@ class SdpaKernel:
         for run in segments.runs:
             grad, q, o = _queries(grad_QND, run), _queries(q_QND, run), _queries(o_QND, run)
             k, v, lse = _keys(k_KND, run), _keys(v_KND, run), _queries(lse_QN[..., None], run)[..., 0]
-            if not q.is_cuda:
+            if run.keys == 1:
+                grads = (torch.zeros_like(q), torch.zeros_like(k), grad.sum(2, keepdim=True))
+            elif not q.is_cuda:
                 grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, o, lse, 0.0, False)
             elif q.dtype == torch.float32:
                 if deterministic:
@@ -95,12 +101,12 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _queries(rows_QNX: Tensor, run: Run) -> Tensor:
-    """Query rows of a run as [count, N, queries, X], a view."""
-    rows = rows_QNX[run.q_start : run.q_start + run.count * run.queries]
-    return rows.unflatten(0, (run.count, run.queries)).transpose(1, 2)
+    """Query rows of a run as [repeats, N, queries, X], a view."""
+    rows = rows_QNX[run.q_start : run.q_start + run.repeats * run.queries]
+    return rows.view(run.repeats, run.queries, *rows.shape[1:]).transpose(1, 2)
 
 
 def _keys(rows_KNX: Tensor, run: Run) -> Tensor:
-    """Key rows of a run as [count, N, keys, X], a view."""
-    rows = rows_KNX[run.k_start : run.k_start + run.count * run.keys]
-    return rows.unflatten(0, (run.count, run.keys)).transpose(1, 2)
+    """Key rows of a run as [repeats, N, keys, X], a view."""
+    rows = rows_KNX[run.k_start : run.k_start + run.repeats * run.keys]
+    return rows.view(run.repeats, run.keys, *rows.shape[1:]).transpose(1, 2)

@@ -1,0 +1,86 @@
+"""Bound: a module with its hooks in place, shared by all adapters; it holds the stream that is under way.
+
+The stream is a plain attribute, not a context variable: recomputation may run in autograd's own thread. A checkpointed block
+remembers the stream of its first run, so that several rounds may be forward before one goes backward.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from zellige_ray.attention import AttentionEngine
+from zellige_ray.errors import EngineError, ModelError
+from zellige_ray.models import checkpointing, seam
+from zellige_ray.models.adapter import Packed
+from zellige_ray.models.stream import Stream, make_stream
+
+Checkpointing = Literal["none", "full"]
+
+
+class Bound:
+    """Call it with a packed batch and an engine; `run` is the adapter's way through the module."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        blocks: Sequence[nn.Module],
+        run: Callable[[nn.Module, Stream], Tensor],
+        mode: Checkpointing = "none",
+    ) -> None:
+        if mode not in ("none", "full"):
+            raise ModelError(f"unknown checkpointing {mode!r}, known are none, full (model.checkpointing)")
+        self.module = module
+        self.blocks = list(blocks)
+        self._run = run
+        self._stream: Stream | None = None
+        if mode == "full":
+            for block in self.blocks:
+                checkpointing.install(block, lambda: functools.partial(self._entered, self.stream))
+
+    def __call__(self, packed: Packed, engine: AttentionEngine) -> Tensor:
+        stream = make_stream(packed, engine)
+        with self._entered(stream):
+            return stream.real(self._run(self.module, stream))
+
+    @property
+    def stream(self) -> Stream:
+        """The stream under way; EngineError outside of a call."""
+        if self._stream is None:
+            raise EngineError("the model was called without a packed batch: call the bound model, not the module")
+        return self._stream
+
+    def catch_self_attention(self, module: nn.Module, name: str) -> None:
+        """This module's attention is over the tokens of a sequence."""
+        seam.install(module, name, lambda q, k, v: self.stream.attend(q, k, v))
+
+    def catch_cross_attention(self, module: nn.Module, name: str) -> None:
+        """This module's attention is from tokens to their caption."""
+        seam.install(module, name, lambda q, k, v: self.stream.cross(q, k, v))
+
+    @contextmanager
+    def _entered(self, stream: Stream) -> Iterator[None]:
+        before, self._stream = self._stream, stream
+        try:
+            yield
+        finally:
+            self._stream = before
+
+
+def bind_once(module: nn.Module, make: Callable[[Checkpointing], Bound]) -> Bound:
+    """The module's Bound, made at the first call; it lives as long as the module does."""
+    known: Any = module.__dict__.get("_zellige_bound")
+    if known is None:
+        known = make(module.__dict__.get("_zellige_checkpointing", "none"))
+        module.__dict__["_zellige_bound"] = known
+    bound: Bound = known
+    return bound
+
+
+def remember_checkpointing(module: nn.Module, mode: Checkpointing) -> None:
+    """Note what the configuration asks for, for `bind_once`."""
+    module.__dict__["_zellige_checkpointing"] = mode
