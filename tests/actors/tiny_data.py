@@ -21,7 +21,8 @@ def write_cache(folder: Path) -> LatentCache:
     """Twelve samples; the same content every time."""
     rng = np.random.default_rng(5)
     folder.mkdir(parents=True)
-    settings = {"format": FORMAT, "codec": "random", "text_dim": TEXT_DIM}
+    strides = {"latent_channels": 16, "temporal_stride": 4, "spatial_stride": 8}
+    settings = {"format": FORMAT, "codec": "random", "text_dim": TEXT_DIM, **strides}
     (folder / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
     entries = []
     for i, (shape, words) in enumerate(SHAPES):

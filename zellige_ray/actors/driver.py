@@ -116,6 +116,7 @@ class Driver:
         self._emit(PhaseEvent("workers", 0, count))
         self._crew.start(count, self._start.checkpoint)
         self._emit(PhaseEvent("workers", self._crew.epoch.size, count))
+        self._emit(NoteEvent("info", f"workers: {self._crew.epoch.roll_call()}"))
         self._emit(PhaseEvent("profile", 0, 1))
         hardware, speeds = self._hardware()
         model = self._spec.preset(config.model, DTYPE_BYTES[config.engine.dtype])

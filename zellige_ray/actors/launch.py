@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -20,7 +21,7 @@ from zellige_ray.data.cache import LatentCache
 from zellige_ray.data.encode import prepare
 from zellige_ray.data.index import Index
 from zellige_ray.data.sampler import SamplerState
-from zellige_ray.errors import PlanError, PoolError, ZelligeError
+from zellige_ray.errors import CheckpointError, PoolError, ZelligeError
 from zellige_ray.models.specs import get_spec
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import Event, PhaseEvent
@@ -77,7 +78,7 @@ def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
         position = checkpoint_files.read_position(checkpoint)
         checkpoint_files.check(position, config, cache.text_dim, index.fingerprint)
         if position.step >= config.steps:
-            raise PlanError(
+            raise CheckpointError(
                 f"the checkpoint is at step {position.step} of {config.steps}: nothing is left; raise steps"
             )
         start = Start(position.step, SamplerState.from_json(position.sampler), str(checkpoint))
@@ -112,27 +113,26 @@ def ray_session(config: RunConfig) -> Iterator[tuple[RunConfig, bool]]:
 
     Yields (config, use_gpu). An embedded cluster listens on loopback, without tokens unless RAY_AUTH_MODE says so.
     """
-    joined = "RAY_ADDRESS" in os.environ
+    joined = os.environ.get("RAY_ADDRESS")
     if not joined:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     import ray
 
     own = not ray.is_initialized()
+    if own and joined:
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.WARNING)
+        except ConnectionError as fault:
+            raise PoolError(f"the Ray cluster at RAY_ADDRESS={joined} can't be reached: {fault}") from fault
+    elif own:
+        ray.init(
+            address="local", num_cpus=max(_cpu_workers(config), os.cpu_count() or 1), include_dashboard=False,
+            log_to_driver=False, logging_level=logging.WARNING, _node_ip_address="127.0.0.1",
+        )  # fmt: skip
     try:
-        if own and joined:
-            ray.init(log_to_driver=False, logging_level="warning")
-        elif own:
-            ray.init(
-                address="local", num_cpus=max(_cpu_workers(config), os.cpu_count() or 1), include_dashboard=False,
-                log_to_driver=False, logging_level="warning", _node_ip_address="127.0.0.1",
-            )  # fmt: skip
         yield resolve_workers(config, ray.cluster_resources())
-    except ConnectionError as fault:
-        raise PoolError(
-            f"the Ray cluster at RAY_ADDRESS={os.environ.get('RAY_ADDRESS')} can't be reached: {fault}"
-        ) from fault
     finally:
-        if own and ray.is_initialized():
+        if own:
             ray.shutdown()
 
 

@@ -37,6 +37,11 @@ class Epoch:
     def workers(self) -> tuple[str, ...]:
         return tuple(m.worker for m in self.members)
 
+    def roll_call(self, limit: int = 8) -> str:
+        """Names with process ids, for a person who looks for them."""
+        names = [f"{m.worker} (pid {m.pid})" for m in self.members[:limit]]
+        return ", ".join(names) + (f" and {self.size - limit} more" if self.size > limit else "")
+
     def node_of_rank(self) -> tuple[int, ...]:
         """Node number of each rank, nodes numbered by first appearance."""
         number: dict[str, int] = {}
