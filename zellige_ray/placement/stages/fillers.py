@@ -10,6 +10,7 @@ from zellige_ray.placement.stages.pool import Pool, merge
 from zellige_ray.placement.stages.scene import Scene
 
 SPARE = 0.044  # of the target: what stands out further is cut
+EVEN = 1.6  # of a rank's share of its pool's room: what fillers that hide an exchange may take
 MOST_SPILLS = 3  # with more than this the whole site becomes one pool
 
 
@@ -25,6 +26,7 @@ def place_long(
     hungry = [c for c, pool in enumerate(pools) if pool.anchors] if scene.overlap else []
     rooms = [pool.speed * (target_s - pool.wait) - pool.work for pool in pools]
     least = [0] * len(pools)
+    allowed = [EVEN * room / pool.speed for room, pool in zip(rooms, pools, strict=True)]
     heap = [(-_room(pool, rooms[c], 0, target_s), c) for c, pool in enumerate(pools)]
     heapify(heap)
     spare, spill, stands_out = SPARE * target_s, [], False
@@ -37,7 +39,7 @@ def place_long(
             pool, k = pools[c], least[c]
             lack = pool.wait * pool.speeds[k] - pool.own[k]
             win = min(lack, attentions[j])
-            fits = win > gain * 1.001 and _room(pool, rooms[c] + win, k, target_s) >= work
+            fits = win > gain * 1.001 and rooms[c] + win >= work and pool.load[k] + work <= allowed[c] * pool.speeds[k]
             if fits and not (tight and pool.tokens + scene.tokens[j] > pool.cap):
                 best, gain = c, win
         if best < 0:

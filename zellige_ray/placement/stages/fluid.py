@@ -10,6 +10,7 @@ from zellige_ray.placement.stages.pool import Pool
 from zellige_ray.placement.stages.scene import Scene
 
 PENALTY = 10  # of the time, per share of the memory that is missing
+GOOD = 1.002  # of perfect balance: close enough to look no further
 SHARED = 0.6  # of a head: what a border inside heads adds to the keys of a rank, on average
 
 Spans = list[tuple[int, float, float]]  # (position of the rank, from, to) as shares of the whole sequence
@@ -35,7 +36,9 @@ def pool_time(scene: Scene, pool: Pool) -> float:
     elif len(pool.anchors) == 1:
         time = _single_time(scene, pool)
     else:
-        time = min(fluid(scene, pool, wide=False).time_s, fluid(scene, pool, wide=True).time_s)
+        time = fluid(scene, pool, wide=False).time_s
+        if time > pool.work / pool.speed * GOOD:
+            time = min(time, fluid(scene, pool, wide=True).time_s)
     return time * (1 + PENALTY * (pool.tokens / pool.cap - 1)) if pool.tokens > pool.cap else time
 
 
@@ -97,6 +100,8 @@ def fluid(scene: Scene, pool: Pool, wide: bool) -> Fluid:
         time_s = linear_s + max([during(scene, o / s, wait) + p / s for o, p, s in rest])
         if best is None or time_s < best.time_s:
             best = Fluid(tokens, spans, linear_s, wait, time_s)
+        if time_s <= pool.work / pool.speed * GOOD:
+            break
     assert best is not None
     return best
 
