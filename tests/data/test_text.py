@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,3 +68,27 @@ def test_a_missing_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(DataError, match=r"zellige-ray\[text\]"):
         make_encoder(TextConfig(name="transformers", path="x"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tiny_t5_from_a_folder_encodes_captions_of_any_length(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the optional extra `text` is not installed")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = ["<pad>", "</s>", "<unk>", "a", "red", "cup"]
+    tokens = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    config = transformers.T5Config(vocab_size=6, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    transformers.T5EncoderModel(config).save_pretrained(tmp_path)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokens, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(tmp_path)
+    encoder = make_encoder(TextConfig(name="transformers", path=str(tmp_path), max_tokens=4))
+    assert encoder.dim == 32
+    assert encoder.encode("a red").shape == (3, 32)
+    assert encoder.encode("a red cup a red cup").shape == (4, 32)
+    assert encoder.count("a red cup a red cup") == 7
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(DataError, match=r"cannot load a text encoder"):
+        make_encoder(TextConfig(name="transformers", path=str(tmp_path)))

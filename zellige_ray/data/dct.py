@@ -74,8 +74,7 @@ class DctCodec:
         return np.concatenate([_to_rgb(group) for group in frames])
 
     def _encode_group(self, frames_tHWc: Pixels) -> Latents:
-        ycc_tHWc = (frames_tHWc.astype(np.float32) / 255) @ _TO_YCC.T
-        ycc_tHWc[..., 0] -= 0.5
+        ycc_tHWc = _to_ycc(frames_tHWc)
         _, height, width, _ = ycc_tHWc.shape
         blocks = ycc_tHWc.reshape(4, height // 8, 8, width // 8, 8, 3).transpose(1, 3, 0, 2, 4, 5)
         latents_HWC = blocks.reshape(height // 8, width // 8, -1) @ self._analysis.T
@@ -86,6 +85,13 @@ class DctCodec:
         blocks = latents_CHW.transpose(1, 2, 0) @ self._synthesis
         frames = blocks.reshape(rows, columns, 4, 8, 8, 3).transpose(2, 0, 3, 1, 4, 5)
         return frames.reshape(4, rows * 8, columns * 8, 3)
+
+
+def _to_ycc(frames_tHWc: Pixels) -> NDArray[np.float32]:
+    """Luma around 0 and chroma, in -0.5 to 0.5."""
+    ycc_tHWc = np.asarray((frames_tHWc.astype(np.float32) / 255) @ _TO_YCC.T, dtype=np.float32)
+    ycc_tHWc[..., 0] -= 0.5
+    return ycc_tHWc
 
 
 def _to_rgb(ycc_tHWc: NDArray[np.float32]) -> Pixels:

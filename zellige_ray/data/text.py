@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -94,18 +95,27 @@ class TransformersEncoder:
                 "data.text.name `transformers` needs the package: pip install 'zellige-ray[text]', "
                 "or set data.text.name: ngram"
             ) from fault
+        from zellige_ray.data.weights import weights_hash
+
         try:
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path)
-            model: Any = transformers.AutoModel.from_pretrained(path)
+            known = type(transformers.AutoConfig.from_pretrained(path)) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+            loader: Any = transformers.AutoModelForTextEncoding if known else transformers.AutoModel
+            model, told = loader.from_pretrained(path, output_loading_info=True)
         except (OSError, ValueError, KeyError, ImportError) as fault:
             raise DataError(f"cannot load a text encoder from data.text.path {path!r}: {fault}") from fault
-        if getattr(model.config, "is_encoder_decoder", False):
+        missing = sorted(name for name in told["missing_keys"] if "pooler" not in name)
+        if missing:
+            raise DataError(
+                f"data.text.path {path!r} lacks {len(missing)} weights of its text encoder, e.g. {missing[0]}"
+            )
+        if hasattr(model, "encoder") and hasattr(model, "decoder"):
             model = model.get_encoder()
         self._model = getattr(model, "text_model", model).eval().requires_grad_(False)
         config = getattr(model.config, "text_config", model.config)
         self.dim = int(getattr(config, "hidden_size", None) or config.d_model)
         self.max_tokens = max_tokens
-        self.signature = f"transformers-{path}-{self.dim}-{max_tokens}/1"
+        self.signature = f"transformers-{Path(path).name}-{weights_hash(self._model)}-{self.dim}-{max_tokens}/1"
 
     def count(self, caption: str) -> int:
         """Tokens of the caption before any cut, the tokenizer's own marks included."""

@@ -5,7 +5,6 @@ Shape suffixes: B batch of one, C channels, F frames, H rows, W columns.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from zellige_ray.data.codec import Latents, Pixels, check_frames
+from zellige_ray.data.weights import weights_hash
 from zellige_ray.errors import DataError
 
 
@@ -72,7 +72,7 @@ def load_vae(path: str) -> VaeCodec:
         raise DataError(f"cannot load a diffusers VAE from data.codec.path {path!r}: {fault}") from fault
     if not hasattr(vae, "encode") or not hasattr(vae, "decode"):
         raise DataError(f"data.codec.path {path!r} holds {type(vae).__name__}, which is no VAE")
-    return VaeCodec(vae, f"vae-{local.name or path}-{_weights_hash(vae)}/1")
+    return VaeCodec(vae, f"vae-{local.name or path}-{weights_hash(vae)}/1")
 
 
 def _mode(output: Any) -> torch.Tensor:
@@ -88,12 +88,3 @@ def _statistics(config: Any, channels: int) -> tuple[torch.Tensor, torch.Tensor]
         deviation = [1 / (getattr(config, "scaling_factor", None) or 1.0)] * channels
     as_column = [torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 1, 1) for values in (mean, deviation)]
     return as_column[0], as_column[1]
-
-
-def _weights_hash(vae: Any) -> str:
-    """8 digits that change with the weights: of every tensor's name, shape and sums."""
-    digest = hashlib.blake2b(digest_size=4)
-    for name, value in sorted(vae.state_dict().items()):
-        sums = value.double().sum().item(), value.double().abs().sum().item()
-        digest.update(f"{name}{tuple(value.shape)}{sums[0]:.9e}{sums[1]:.9e}".encode())
-    return digest.hexdigest()
