@@ -23,14 +23,14 @@ def layouts(scene: Scene, site: Site, target_s: float, limit: int) -> list[tuple
         return [(1.0, [Pool(scene, [r], []) for r in site.ranks])]
     if len(site.nodes) > 1:
         return [(1.0, [Pool(scene, site.ranks, anchors)])]
-    options = sorted(_widths(scene, site, anchors, target_s))[: 1 if scene.tight else limit]
+    options = sorted(_widths(scene, site, anchors, target_s))[: 0 if scene.full else limit]
     out = [(score, _pools(scene, site.ranks, anchors, widths)) for score, widths in options]
     if len(anchors) > 1 or not out:
         chain = Pool(scene, site.ranks, anchors)
         fillers = set(site.members).difference(anchors)
         spread = len(site.ranks) * chain.wait - sum([scene.attention[j] for j in fillers]) * scene.overlap
         out.append((max(site.work / target_s, chain.speed + max(0.0, spread) / target_s) / chain.speed, [chain]))
-    return sorted(out, key=lambda x: len(x[1]) if scene.tight else x[0])
+    return sorted(out, key=lambda x: x[0])
 
 
 def _pools(scene: Scene, ranks: list[int], anchors: list[int], widths: Widths) -> list[Pool]:

@@ -10,6 +10,7 @@ from zellige_ray.placement.cost import CostModel
 
 
 TIGHT = 0.55  # share of all memory for tokens above which ranks are watched
+FULL = 0.75  # share above which ranks of a node share anchors, so that their tokens are level
 BUFFERS = 0.03  # share of the memory for tokens that is left for exchange buffers
 
 
@@ -19,7 +20,8 @@ class Scene:
 
     row_s: one token's q, k, v or o of one head quantum on a link (in the node, across nodes). quanta: head quanta of
     the model (key heads). target_s: work over speeds, which is the ideal time of a rank. cap: tokens that
-    fit on each rank; tight: is memory so short that placing must look at it. passes: each pass's share of compute and of exchange;
+    fit on each rank; tight, full: is memory so short that placing must look at it,
+    that tokens must be level. passes: each pass's share of compute and of exchange;
     own attention hides a wait fully from hidden_at times the wait.
     """
 
@@ -38,6 +40,7 @@ class Scene:
     target_s: float
     cap: tuple[float, ...]
     tight: bool
+    full: bool
     passes: tuple[tuple[float, float], ...]
     hidden_at: float
     overlap: bool
@@ -56,6 +59,7 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
     for k, ranks in enumerate(nodes):
         for r in ranks:
             node_of[r] = k
+    tokens = float(batch.tokens_S.sum())
     passes = tuple(zip(cost.compute_shares, cost.exchange_shares, strict=True))
     quantum = cost.row_bytes * group
     size = cluster.world_size
@@ -76,7 +80,8 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
         kv_share=1.0 / group,
         target_s=(sum(linear) + sum(attention)) / sum(cluster.speed),
         cap=cap,
-        tight=float(batch.tokens_S.sum()) > TIGHT * sum(cap),
+        tight=tokens > TIGHT * sum(cap),
+        full=tokens > FULL * sum(cap),
         passes=passes,
         hidden_at=max([e / c for c, e in passes]),
         overlap=cost.overlap,
