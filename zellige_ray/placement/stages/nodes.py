@@ -9,6 +9,9 @@ from zellige_ray.placement.stages.pool import even_wait
 from zellige_ray.placement.stages.scene import Scene
 
 
+SWAPS = 6  # between sites, at most
+
+
 @dataclass(slots=True)
 class Site:
     """Nodes that are planned together, their ranks, and the long sequences that go there (longest first)."""
@@ -44,7 +47,28 @@ def make_sites(scene: Scene, num_long: int, rank: int) -> list[Site] | None:
             sites[k].members.append(j)
             sites[k].work += scene.work[j]
             heapreplace(heap, (height + scene.work[j] / capacity[k], k))
+    if num_long == len(scene.work):
+        _level(scene, sites, capacity)
     return sites
+
+
+def _level(scene: Scene, sites: list[Site], capacity: list[float]) -> None:
+    """Swaps a long sequence of the fullest site for a shorter one of the emptiest while that brings both closer."""
+    for _ in range(SWAPS):
+        heights = [site.work / c for site, c in zip(sites, capacity, strict=True)]
+        a, b = heights.index(max(heights)), heights.index(min(heights))
+        want = (heights[a] - heights[b]) / (1 / capacity[a] + 1 / capacity[b])
+        if want < 0.002 * scene.target_s * min(capacity[a], capacity[b]):
+            return
+        options = [(abs(scene.work[u] - want), u, -1) for u in sites[a].members]
+        pairs = [(scene.work[u] - scene.work[v], u, v) for u in sites[a].members for v in sites[b].members]
+        options += [(abs(gain - want), u, v) for gain, u, v in pairs if gain > 0.0]
+        off, u, v = min(options)
+        if off >= want * 0.9 or len(sites[a].nodes) > 1 or len(sites[b].nodes) > 1:
+            return
+        for site, out, into in ((sites[a], u, v), (sites[b], v, u)):
+            site.members = sorted([j for j in site.members if j != out] + ([into] if into >= 0 else []))
+            site.work = sum([scene.work[j] for j in site.members])
 
 
 def _giants(scene: Scene, speeds: list[float], rank: int) -> list[tuple[list[int], list[int]]] | None:
