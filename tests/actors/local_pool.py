@@ -27,11 +27,11 @@ class LocalPool:
     def __init__(
         self,
         config: RunConfig,
-        run_folder: str,
+        cache_folder: str,
         kill: Callable[[str, str, int], bool] = lambda w, m, n: False,
         spares: int = 0,
     ) -> None:
-        self._config, self._run_folder, self._kill, self._spares = config, run_folder, kill, spares
+        self._config, self._cache_folder, self._kill, self._spares = config, cache_folder, kill, spares
         self._stores: dict[int, Any] = {}
         self._calls: dict[tuple[str, str], int] = {}
         self._count = self._requested = 0
@@ -40,7 +40,7 @@ class LocalPool:
 
     def _spawn(self, checkpoint: str | None) -> Member:
         name, self._count = f"worker-{self._count}", self._count + 1
-        worker = Worker(name, "node", self._config, self._run_folder, lambda store: store)
+        worker = Worker(name, "node", self._config, self._cache_folder, lambda store: store)
         self.workers[name] = worker
         self._lanes[name] = futures.ThreadPoolExecutor(1, thread_name_prefix=name)
         return self._lanes[name].submit(worker.setup, checkpoint).result(timeout=60)

@@ -211,7 +211,8 @@ def test_previews_alternate_images_and_clips_and_prefer_small_ones() -> None:
 
 
 def test_the_driver_loads_neither_torch_nor_ray_nor_diffusers() -> None:
-    code = "import sys, zellige_ray.actors.driver; print([m for m in ('torch', 'ray', 'diffusers', 'numba') if m in sys.modules])"
+    wanted = "('torch', 'ray', 'diffusers', 'numba')"
+    code = f"import sys, zellige_ray.actors.driver; print([m for m in {wanted} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 

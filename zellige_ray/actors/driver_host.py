@@ -27,7 +27,7 @@ class DriverHost:
         self._driver = Driver(
             prepared.config,
             prepared.folder,
-            RayPool(prepared.config, str(prepared.folder), use_gpu),
+            RayPool(prepared.config, str(prepared.cache), use_gpu),
             prepared.train,
             prepared.held_out,
             prepared.text_dim,

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,10 +36,11 @@ ANSWER_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that passed every check. folder: where it writes; it exists only for a resumed run."""
+    """A run that passed every check. folder: where it writes; it exists only for a resumed run. cache: its latents."""
 
     config: RunConfig
     folder: Path
+    cache: Path
     train: Index
     held_out: Index
     text_dim: int
@@ -54,9 +55,7 @@ def train(config: RunConfig, on_event: Callable[[Event], None]) -> dict[str, Any
     """
     prepared = check(config, on_event)
     with ray_session(prepared.config) as (resolved, use_gpu):
-        prepared = Prepared(
-            resolved, prepared.folder, prepared.train, prepared.held_out, prepared.text_dim, prepared.start
-        )
+        prepared = replace(prepared, config=resolved)
         write_folder(prepared)
         summary = _drive(prepared, use_gpu, on_event)
     return summary
@@ -82,8 +81,7 @@ def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
                 f"the checkpoint is at step {position.step} of {config.steps}: nothing is left; raise steps"
             )
         start = Start(position.step, SamplerState.from_json(position.sampler), str(checkpoint))
-    absolute = config.data.model_copy(update={"cache": str(cache.folder.resolve())})
-    return Prepared(config.model_copy(update={"data": absolute}), folder, index, held_out, cache.text_dim, start)
+    return Prepared(config, folder, cache.folder.resolve(), index, held_out, cache.text_dim, start)
 
 
 def _new_folder(config: RunConfig) -> Path:

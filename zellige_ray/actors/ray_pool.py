@@ -43,14 +43,14 @@ class Rendezvous:
 class WorkerHost:
     """A `Worker` in its own process; `ping` and `cancel` are called on a lane of their own."""
 
-    def __init__(self, name: str, config: RunConfig, run_folder: str) -> None:
+    def __init__(self, name: str, config: RunConfig, cache_folder: str) -> None:
         import torch
 
         from zellige_ray.actors.worker import Worker
 
         torch.set_num_threads(config.workers.threads)
         node = ray.get_runtime_context().get_node_id()
-        self._worker = Worker(name, node, config, run_folder, _connect)
+        self._worker = Worker(name, node, config, cache_folder, _connect)
 
     def call(self, method: str, args: Sequence[Any]) -> Any:
         """Runs a method of the worker."""
@@ -85,8 +85,8 @@ class _Heart:
 class RayPool:
     """See `Pool`. A worker is lost when Ray says that its actor died, or when it does not answer pings in time."""
 
-    def __init__(self, config: RunConfig, run_folder: str, use_gpu: bool) -> None:
-        self._config, self._run_folder, self._use_gpu = config, run_folder, use_gpu
+    def __init__(self, config: RunConfig, cache_folder: str, use_gpu: bool) -> None:
+        self._config, self._cache_folder, self._use_gpu = config, cache_folder, use_gpu
         self._settings: WorkersConfig = config.workers
         self._actors: dict[str, Any] = {}
         self._hearts: dict[str, _Heart] = {}
@@ -121,7 +121,7 @@ class RayPool:
                 num_gpus=1 if self._use_gpu else 0,
                 runtime_env={"env_vars": {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": threads}},
             )
-            .remote(name, self._config, self._run_folder)
+            .remote(name, self._config, self._cache_folder)
         )
         self._actors[name] = actor
         self._starting[actor.call.remote("setup", (checkpoint,))] = name

@@ -32,9 +32,11 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 class Worker:
     """Holds a replica. Orders run in one thread; `ping` and `cancel` may come from another at any time."""
 
-    def __init__(self, name: str, node: str, config: RunConfig, run_folder: str, connect: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, name: str, node: str, config: RunConfig, cache_folder: str, connect: Callable[[Any], Any]
+    ) -> None:
         """connect: turns the store named in an invitation into a torch store."""
-        self.name, self.node, self.config, self.run_folder = name, node, config, run_folder
+        self.name, self.node, self.config, self.cache_folder = name, node, config, cache_folder
         self._connect = connect
         self._comm: Comm | None = None
         self._epoch = -1
@@ -46,7 +48,7 @@ class Worker:
         config = self.config
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         dtype = DTYPES[config.engine.dtype]
-        cache = LatentCache(Path(config.data.cache))
+        cache = LatentCache(Path(self.cache_folder))
         text_dim = cache.text_dim
         self._adapter: ModelAdapter = get_adapter(config.model.name)
         self._spec = get_spec(config.model.name)
