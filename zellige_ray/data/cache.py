@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zellige_ray.data.atomic import replace_file
 from zellige_ray.data.index import Index, LatentShape, Media, SampleMeta
 from zellige_ray.errors import DataError
 
@@ -205,21 +206,6 @@ def write_listing(folder: Path, entries: Iterable[Entry]) -> None:
     """Lists the samples of a complete encoding, so that the next start opens no file of them."""
     lines = [json.dumps(entry.to_json(), separators=(",", ":")) for entry in entries]
     replace_file(folder / INDEX, "".join(f"{line}\n" for line in lines).encode())
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes a file under a draft's name, syncs it and renames it. Raises DataError when the disk refuses."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as fault:
-        draft.unlink(missing_ok=True)
-        raise DataError(f"cannot write {path}: {fault.strerror or fault}") from fault
 
 
 def _all_files(folder: Path) -> tuple[str, ...]:

