@@ -119,6 +119,9 @@ class OptimizerConfig(Section):
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False)
     weight_decay: float = Field(0.01, ge=0)
     warmup_steps: int = Field(5, ge=0, description="Linear warm-up.")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="After the warm-up; `cosine` falls to a tenth at the last step."
+    )
     clip_norm: PositiveFloat | None = Field(1.0, description="Clip by the true global norm; null: never.")
     ema_decay: float = Field(0.99, ge=0, lt=1, description="0: no EMA.")
 

@@ -15,7 +15,7 @@ from zellige_ray.training.state import TrainState
 def make_state(seed: int = 0, **settings: object) -> TrainState:
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).double()
-    return TrainState(module, OptimizerConfig(**{"lr": 0.1, "warmup_steps": 0, **settings}))
+    return TrainState(module, OptimizerConfig(**{"lr": 0.1, "warmup_steps": 0, **settings}), total_steps=24)
 
 
 def fill_gradients(state: TrainState, seed: int) -> None:
@@ -70,6 +70,11 @@ def test_warm_up_is_linear_and_ends() -> None:
     assert [state.lr_at(s) for s in (1, 2, 4, 9)] == pytest.approx([0.025, 0.05, 0.1, 0.1])
 
 
+def test_a_cosine_falls_from_the_full_rate_to_a_tenth() -> None:
+    state = make_state(warmup_steps=4, schedule="cosine")
+    assert [state.lr_at(s) for s in (2, 4, 14, 24, 30)] == pytest.approx([0.05, 0.1, 0.055, 0.01, 0.01])
+
+
 def test_the_average_follows_the_weights_and_swaps_in_and_out() -> None:
     state = make_state(ema_decay=0.5)
     start = weights(state)
@@ -100,6 +105,6 @@ def test_a_checkpoint_brings_everything_back_and_training_goes_on_bit_equal(tmp_
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     checkpoint_io.save(str(tmp_path), make_state())
-    wide = TrainState(nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 2)).double(), OptimizerConfig())
+    wide = TrainState(nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 2)).double(), OptimizerConfig(), 1)
     with pytest.raises(CheckpointError, match=r"cannot read checkpoint .*Size mismatch"):
         checkpoint_io.load(str(tmp_path), wide)

@@ -53,7 +53,7 @@ class Worker:
         self._adapter: ModelAdapter = get_adapter(config.model.name)
         self._spec = get_spec(config.model.name)
         self._module = self._adapter.build(config.model, text_dim, config.seed, dtype, self._device)
-        self._state = TrainState(self._module, config.optimizer)
+        self._state = TrainState(self._module, config.optimizer, config.steps)
         if checkpoint is not None:
             checkpoint_io.load(checkpoint, self._state)
         loader = Loader(cache, text_dim, self._adapter, self._spec, config.loss, config.seed, dtype, self._device)

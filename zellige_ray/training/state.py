@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,12 +12,17 @@ from zellige_ray.config import OptimizerConfig
 from zellige_ray.training.reduction import GradientReducer
 
 
+FINAL_LR = 0.1  # of the full learning rate, at the end of a cosine schedule
+
+
 class TrainState:
     """Replicated state: after equal gradients it is equal on every rank."""
 
-    def __init__(self, module: nn.Module, config: OptimizerConfig) -> None:
+    def __init__(self, module: nn.Module, config: OptimizerConfig, total_steps: int) -> None:
+        """total_steps: the run's last step, where the schedule ends."""
         self.module = module
         self.config = config
+        self.total_steps = total_steps
         self.step = 0
         self._named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         parameters = [p for _, p in self._named]
@@ -27,9 +33,14 @@ class TrainState:
         self.ema: dict[str, Tensor] = {n: p.detach().clone() for n, p in self._named} if config.ema_decay > 0 else {}
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step (counted from 1): linear warm-up, then constant."""
+        """Learning rate of a step (counted from 1): linear warm-up, then the schedule."""
         warmup = self.config.warmup_steps
-        return self.config.lr * min(1.0, step / warmup) if warmup else self.config.lr
+        if step < warmup:
+            return self.config.lr * step / warmup
+        if self.config.schedule == "constant":
+            return self.config.lr
+        done = min(1.0, (step - warmup) / max(1, self.total_steps - warmup))
+        return self.config.lr * (FINAL_LR + (1 - FINAL_LR) * (1 + math.cos(math.pi * done)) / 2)
 
     def apply(self, step: int, update: bool = True) -> None:
         """Applies the reduced gradients as step `step`; does nothing when that step was applied before.
