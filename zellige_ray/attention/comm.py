@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from zellige_ray.attention.groups import GroupPool
-from zellige_ray.attention.pending import Pending, Waiter, Work, poll_until
+from zellige_ray.attention.pending import Pending, Waiter, Work, meet
 from zellige_ray.attention.transport import Group, backends
 from zellige_ray.errors import CommError, Regroup
 
@@ -81,11 +81,11 @@ class Comm:
             raise CommError(f"rank {rank} is outside of a world of {size}")
         from torch.distributed import PrefixStore
 
-        prefixed = PrefixStore(f"zellige/{epoch}", store)
+        prefixed = PrefixStore(f"zellige/{epoch}", store.clone())  # a client's blocking get holds its lock
         stop = threading.Event()
         meet(prefixed, range(size), rank, f"epoch {epoch}", timeout_s, cancelled)
         group = backends[backend](PrefixStore("world", prefixed), rank, size, timeout_s)
-        pool = GroupPool(prefixed, rank, backend, timeout_s, max_groups, stop.is_set)
+        pool = GroupPool(prefixed, rank, backend, timeout_s, max_groups, stop.is_set, lambda gone: _release(gone, []))
         return cls(group, pool, epoch, rank, size, timeout_s, stop)
 
     def exchange(
@@ -107,9 +107,12 @@ class Comm:
         peers = sorted(send_rows.keys() | recv_rows.keys())
         if not peers:
             return Pending.ready(recv)
-        works = group.exchange(send, sorted(send_rows.items()), recv, sorted(recv_rows.items()), key)
         self._count(send)
-        return self._watch(self._exchanges, recv, works, (send, recv), f"exchange {key} with ranks {peers}")
+        sends, recvs = sorted(send_rows.items()), sorted(recv_rows.items())
+        what = f"exchange {key} with ranks {peers}"
+        return self._post(
+            self._exchanges, recv, (send, recv), what, lambda: group.exchange(send, sends, recv, recvs, key)
+        )
 
     def exchange_in_group(
         self,
@@ -131,33 +134,32 @@ class Comm:
         recv = self._receiver(send, recv_rows, out)
         send_splits = [send_rows.get(r, 0) for r in members]
         recv_splits = [recv_rows.get(r, 0) for r in members]
-        works = group.all_to_all(send, send_splits, recv, recv_splits)
         self._count(send)
-        return self._watch(self._exchanges, recv, works, (send, recv), f"all-to-all {key} of ranks {list(members)}")
+        what = f"all-to-all {key} of ranks {list(members)}"
+        return self._post(
+            self._exchanges, recv, (send, recv), what, lambda: group.all_to_all(send, send_splits, recv, recv_splits)
+        )
+
+    def admit(self, components: Sequence[tuple[int, ...]]) -> None:
+        """Note the components of a coming round for `exchange_in_group`: every rank, every round, in the same order."""
+        self._open()
+        self._pool.admit([c for c in components if len(c) != self.size])
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> Pending[Tensor]:
         """Start reducing a tensor over all ranks, in place."""
+        group = self._open()
         if self.size == 1:
-            self._open()
             return Pending.ready(tensor)
-        works = self._open().all_reduce(tensor, op)
-        return self._watch(
-            self._collectives,
-            tensor,
-            works,
-            tensor,
-            f"all-reduce ({op}) of {tensor.numel()} values over {self.size} ranks",
-        )
+        what = f"all-reduce ({op}) of {tensor.numel()} values over {self.size} ranks"
+        return self._post(self._collectives, tensor, tensor, what, lambda: group.all_reduce(tensor, op))
 
     def broadcast(self, tensor: Tensor, root: int) -> Pending[Tensor]:
         """Start copying the root's tensor to all ranks, in place."""
+        group = self._open()
         if self.size == 1:
-            self._open()
             return Pending.ready(tensor)
-        works = self._open().broadcast(tensor, root)
-        return self._watch(
-            self._collectives, tensor, works, tensor, f"broadcast of {tensor.numel()} values from rank {root}"
-        )
+        what = f"broadcast of {tensor.numel()} values from rank {root} to {self.size} ranks"
+        return self._post(self._collectives, tensor, tensor, what, lambda: group.broadcast(tensor, root))
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -179,10 +181,7 @@ class Comm:
             return
         self._exchanges.stop()
         self._collectives.stop()
-        args = ([group, *self._pool.drain()], [self._exchanges, self._collectives])
-        threading.Thread(
-            target=_bury, args=args, name=f"zellige-graveyard-{self.epoch}-{self.rank}", daemon=True
-        ).start()
+        _release([group, *self._pool.drain()], [self._exchanges, self._collectives])
 
     def _count(self, send: Tensor) -> None:
         self.num_exchanges += 1
@@ -205,9 +204,16 @@ class Comm:
             raise CommError(f"the communicator of epoch {self.epoch} is closed")
         return self._group
 
-    def _watch(self, waiter: Waiter, result: Tensor, works: list[Work], keep: Any, what: str) -> Pending[Tensor]:
+    def _post(
+        self, waiter: Waiter, result: Tensor, keep: Any, what: str, post: Callable[[], list[Work]]
+    ) -> Pending[Tensor]:
         pending = Pending(result, f"epoch {self.epoch}, rank {self.rank}: {what}", self.timeout_s, self._cancelled)
-        if result.is_cuda:  # the stream waits, not this thread; a dead peer is met by abort (see `backends`)
+        try:
+            works = post()
+        except RuntimeError as fault:  # a peer that is gone already
+            pending.finish(fault)
+            return pending
+        if result.is_cuda:  # the stream waits, not this thread; a dead peer is met by abort (see `transport`)
             for work in works:
                 work.wait()
             pending.finish(None)
@@ -216,29 +222,9 @@ class Comm:
         return pending
 
 
-def meet(
-    store: Any, members: Sequence[int], rank: int, name: str, timeout_s: float, cancelled: Callable[[], bool]
-) -> None:
-    """Return when all members have come to a place in the store: connecting after that takes milliseconds.
-
-    Raises CommError naming the ranks that did not come, Regroup when cancelled.
-    """
-    store.set(f"{name}/here/{rank}", b"1")
-    missing = [r for r in members if r != rank]
-
-    def ready() -> bool:
-        nonlocal missing
-        missing = [r for r in missing if not store.check([f"{name}/here/{r}"])]
-        return not missing
-
-    try:
-        poll_until(ready, f"rank {rank} meeting at {name}", timeout_s, cancelled)
-    except Regroup:
-        raise
-    except CommError as fault:
-        raise CommError(f"{fault}; ranks {missing} did not come") from None
-    except RuntimeError as fault:
-        raise CommError(f"rank {rank} meeting at {name}: the store does not answer: {fault}") from fault
+def _release(groups: list[Group], waiters: list[Waiter]) -> None:
+    """Let go of groups in a background thread, once nothing of them is in flight: their destructors block."""
+    threading.Thread(target=_bury, args=(groups, waiters), name="zellige-graveyard", daemon=True).start()
 
 
 def _bury(groups: list[Group], waiters: list[Waiter]) -> None:

@@ -61,6 +61,8 @@ class Exchange:
         self._comm = comm
         self._members = _members(layout, comm, transport)
         self._transport = transport
+        if comm is not None and transport == "group":
+            comm.admit(layout.components)
         self._key = 0
 
     def start(self, move: Move, source_RD: Tensor) -> InFlight:

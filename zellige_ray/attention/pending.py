@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from zellige_ray.errors import CommError, Regroup
@@ -118,6 +118,31 @@ def poll_until(ready: Callable[[], bool], what: str, timeout_s: float, cancelled
             raise CommError(f"{what}: not there within {timeout_s:g} s (workers.comm_timeout_s)")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, POLL_S)
+
+
+def meet(
+    store: Any, members: Sequence[int], rank: int, name: str, timeout_s: float, cancelled: Callable[[], bool]
+) -> None:
+    """Return when all members have come to a place in the store: connecting after that takes milliseconds.
+
+    Raises CommError naming the ranks that did not come, Regroup when cancelled.
+    """
+    store.set(f"{name}/here/{rank}", b"1")
+    missing = [r for r in members if r != rank]
+
+    def ready() -> bool:
+        nonlocal missing
+        missing = [r for r in missing if not store.check([f"{name}/here/{r}"])]
+        return not missing
+
+    try:
+        poll_until(ready, f"rank {rank} meeting at {name}", timeout_s, cancelled)
+    except Regroup:
+        raise
+    except CommError as fault:
+        raise CommError(f"{fault}; ranks {missing} did not come") from None
+    except RuntimeError as fault:
+        raise CommError(f"rank {rank} meeting at {name}: the store does not answer: {fault}") from fault
 
 
 def _first_line(fault: BaseException) -> str:
