@@ -12,10 +12,10 @@ from zellige_ray.placement.stages.polish import polish
 from zellige_ray.placement.stages.pool import Pool
 from zellige_ray.placement.stages.scene import Scene
 
-LONG_PER_RANK = 4  # sequences that are placed one by one with care; the rest is levelled
+LONG_PER_RANK = 3  # sequences that are placed one by one with care; the rest is levelled
 WIDTHS = 4  # layouts with pools of their own that a site tries
-TRIES = 1000  # over the number of long sequences: how many layouts each site tries in all
-STEPS = 40  # of polish
+TRIES = 500  # over the number of long sequences: how many layouts each site tries in all
+STEPS = 24  # of polish
 GOOD = 1.003  # of what can be expected: close enough to look no further
 REACH = 1.3  # of the time so far: the longest sequence with which whole placement is tried
 
@@ -54,7 +54,7 @@ def draft(scene: Scene) -> Draft:
 
 def draft_whole(scene: Scene, time_s: float) -> Draft | None:
     """Every sequence whole, longest first, then polished; None where the longest alone rules that out."""
-    if scene.work[0] / max(scene.speed) > time_s * REACH:
+    if time_s <= scene.target_s * GOOD or scene.work[0] / max(scene.speed) > time_s * REACH:
         return None
     pools = [Pool(scene, [r], []) for ranks in scene.nodes for r in ranks]
     return _finish(scene, pools, {}, 0)
@@ -78,9 +78,7 @@ def _best_layout(scene: Scene, site: Site, short_work: float, tries: int, owner:
             mine: dict[int, int] = {}
             tries -= 1
             pools, stands_out = place_long(scene, site, [p.copy() for p in start], target * score, spilling, mine)
-            times = [pool_time(scene, pool) for pool in pools]
-            speeds = [pool.speed for pool in pools]
-            time = max(max(times), level(speeds, [t * s for t, s in zip(times, speeds, strict=True)], short))
+            time = _levelled(scene, pools, short)
             if best is None or time < best[0]:
                 best = (time, pools, mine)
             if not stands_out or tries <= 0 or time <= target * score * GOOD:
@@ -88,3 +86,20 @@ def _best_layout(scene: Scene, site: Site, short_work: float, tries: int, owner:
     assert best is not None
     owner.update(best[2])
     return best[1]
+
+
+def _levelled(scene: Scene, pools: list[Pool], short: float) -> float:
+    """Time of the slowest pool after short fillers have levelled the pools, each as far as its memory goes."""
+    times = [pool_time(scene, pool) for pool in pools]
+    top, active = max(times), list(range(len(pools)))
+    while True:
+        speeds = [pools[c].speed for c in active]
+        height = level(speeds, [times[c] * s for c, s in zip(active, speeds, strict=True)], short)
+        if not scene.tight:
+            return max(top, height)
+        most = [(pools[c].cap - pools[c].tokens) * scene.short_token_s for c in active]
+        rest = [c for c, m in zip(active, most, strict=True) if (height - times[c]) * pools[c].speed <= m]
+        if not rest or len(rest) == len(active):
+            return max(top, height)
+        short -= sum([max(0.0, m) for c, m in zip(active, most, strict=True) if c not in rest])
+        active = rest

@@ -21,7 +21,7 @@ class Scene:
     row_s: one token's q, k, v or o of one head quantum on a link (in the node, across nodes). quanta: head quanta of
     the model (key heads). target_s: work over speeds, which is the ideal time of a rank. cap: tokens that
     fit on each rank; tight, full: is memory so short that placing must look at it,
-    that tokens must be level. passes: each pass's share of compute and of exchange;
+    that tokens must be level. short_token_s: work of a token of the shortest sequence. passes: each pass's share of compute and of exchange;
     own attention hides a wait fully from hidden_at times the wait.
     """
 
@@ -41,6 +41,7 @@ class Scene:
     cap: tuple[float, ...]
     tight: bool
     full: bool
+    short_token_s: float
     passes: tuple[tuple[float, float], ...]
     hidden_at: float
     overlap: bool
@@ -82,6 +83,7 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
         cap=cap,
         tight=tokens > TIGHT * sum(cap),
         full=tokens > FULL * sum(cap),
+        short_token_s=float(batch.linear_S[-1] + batch.attention_S[-1]) / float(batch.tokens_S[-1]),
         passes=passes,
         hidden_at=max([e / c for c, e in passes]),
         overlap=cost.overlap,
