@@ -59,3 +59,14 @@ def test_a_decoder_works_again_after_a_death(tmp_path: Path, make_clip: Callable
         decoder._process.kill()
         decoder._process.wait()
         assert len(decoder.decode(tmp_path / "a.png").frames_FHWC) == 1
+
+
+def test_a_clip_of_too_many_pixels_names_the_knob(
+    tmp_path: Path, make_clip: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mp4(tmp_path / "a.mp4", make_clip(12))
+    monkeypatch.setattr("zellige_ray.data.decoder.MAX_CLIP_BYTES", 5 * 48 * 64 * 3)
+    with Decoder() as decoder:
+        with pytest.raises(DataError, match=r"first 6 frames exceed .*data\.max_frames"):
+            decoder.decode(tmp_path / "a.mp4")
+        assert len(decoder.decode(tmp_path / "a.mp4", count=5).frames_FHWC) == 5

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +44,7 @@ def test_a_folder_becomes_one_readable_file_per_sample(data_config: DataConfig) 
     assert [s.media for s in index.samples] == ["image", "video", "image", "video"]
     assert [s.latent_shape for s in index.samples] == [(16, 1, 6, 8), (16, 2, 6, 8), (16, 1, 6, 8), (16, 6, 4, 12)]
     assert [s.text_tokens for s in index.samples] == [4, 0, 0, 256]
-    assert seen == [("encode", n, 4) for n in (1, 2, 3, 4)]
+    assert seen == [("encode", n, 4) for n in (0, 1, 2, 3, 4)]
     assert (report.written, report.skipped, report.images, report.videos) == (4, 0, 2, 2)
     assert [(t.id, t.had, t.used) for t in report.trimmed] == [("short", "7", 5), ("sub/long", "22", 21)]
     assert [(r.id, r.had, r.used, r.scaled) for r in report.resized] == [("sub/blue", "70x50", "64x48", False)]
@@ -125,11 +128,31 @@ def test_an_encoding_that_was_stopped_goes_on_where_it_stood(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(encoding, "write_entry", stop_at_third)
         encode(data_config, WAN)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("encode")]
     assert not list(Path(data_config.cache).rglob("*.part"))
     report, cache = encode(data_config, WAN)
     assert report.written + report.skipped == 4
     assert report.written >= 1 and report.skipped >= 2
     assert len(cache.index()) == 4
+
+
+def test_too_many_corrupt_files_stop_the_decoders_at_once(
+    data_config: DataConfig, media_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (media_folder / "bad.mp4").write_text("no clip")
+    real = Decoder.decode
+
+    def slow(self: Decoder, path: Path, *rest: Any) -> Any:
+        if path.name != "bad.mp4":
+            self._command = (sys.executable, "-c", "import time; time.sleep(60)")
+        return real(self, path, *rest)
+
+    monkeypatch.setattr(Decoder, "decode", slow)
+    started = time.monotonic()
+    with pytest.raises(DataError, match=r"above data\.max_corrupt 0\.1"):
+        encode(data_config, WAN)
+    assert time.monotonic() - started < 15
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("encode")]
 
 
 def test_corrupt_files_are_quarantined_with_a_reason_and_tried_once(

@@ -21,6 +21,7 @@ from zellige_ray.data.codec import Pixels
 from zellige_ray.errors import DataError
 
 STALL_TIMEOUT_S = 30.0
+MAX_CLIP_BYTES = 4 << 30
 _READ_BYTES = 1 << 20
 
 
@@ -49,7 +50,8 @@ class Decoder:
     ) -> Decoded:
         """Frames [start, start + count) of a file, fitted to the size rule.
 
-        Raises DataError with the reason: what `media.frames` raises, a death of the process, no frame in time.
+        Raises DataError with the reason: what `media.frames` raises, a death of the process, no frame in time, more
+        pixels than MAX_CLIP_BYTES.
         """
         request = {"path": str(path), "start": start, "count": count, "max_pixels": max_pixels, "multiple": multiple}
         found: list[Pixels] = []
@@ -62,12 +64,22 @@ class Decoder:
                 if "end" in reply:
                     return Decoded(np.stack(found), reply["more"], reply["source_height"], reply["source_width"])
                 found.append(self._frame(reply["height"], reply["width"]))
+                if len(found) * found[0].nbytes > MAX_CLIP_BYTES:
+                    self.close()
+                    limit = f"{MAX_CLIP_BYTES} bytes; set data.max_frames or data.max_pixels"
+                    raise DataError(f"its first {len(found)} frames exceed {limit}")
         except (TimeoutError, EOFError, BrokenPipeError) as fault:
             raise DataError(self._bury(fault)) from fault
         except BaseException as fault:
             if not isinstance(fault, DataError):
                 self.close()
             raise
+
+    def interrupt(self) -> None:
+        """Kills the process from another thread; the thread that waits for a frame gets a DataError."""
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def close(self) -> None:
         """Ends the process."""

@@ -12,9 +12,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,17 +76,19 @@ def encode(config: DataConfig, spec: ModelSpec, progress: Progress | None = None
     known = {entry.id for entry in done} | {row.id for row in refused}
     todo = [item for item in listing.items if item.id not in known]
     run.check_corrupt(refused, listing)
-    written = []
+    written: list[Entry] = []
     if todo:
+        progress("encode", 0, len(todo))
         replace_file(run.folder / SETTINGS, json.dumps(run.settings, indent=1).encode())
-        for number, result in enumerate(_encode_all(run, todo), start=1):
-            if isinstance(result, Entry):
-                written.append(result)
-            else:
-                run.quarantine.add(result)
-                refused.append(result)
-                run.check_corrupt(refused, listing)
-            progress("encode", number, len(todo))
+        with closing(_encode_all(run, todo)) as results:
+            for number, result in enumerate(results, start=1):
+                if isinstance(result, Entry):
+                    written.append(result)
+                else:
+                    run.quarantine.add(result)
+                    refused.append(result)
+                    run.check_corrupt(refused, listing)
+                progress("encode", number, len(todo))
     entries = sorted([*done, *written], key=lambda entry: entry.id)
     if entries != read_listing(run.folder):
         write_listing(run.folder, entries)
@@ -207,16 +209,18 @@ class _Encoding:
         )
 
 
-def _encode_all(run: _Encoding, todo: list[Item]) -> Iterator[Entry | Refused]:
-    """Results as they come; a fault or an interrupt ends the decoders and drops what was not begun."""
+def _encode_all(run: _Encoding, todo: list[Item]) -> Generator[Entry | Refused, None, None]:
+    """Results as they come; a fault, an interrupt or a closed generator stops the decoders and drops what is left."""
     size = min(MAX_DECODERS, os.cpu_count() or 1, len(todo))
-    with _decoders() as mine, ThreadPoolExecutor(size, thread_name_prefix="encode") as pool:
+    with _decoders() as (mine, interrupt), ThreadPoolExecutor(size, thread_name_prefix="encode") as pool:
         futures: list[Future[Entry | Refused]] = [pool.submit(_encode_one, run, item, mine) for item in todo]
         try:
             for future in as_completed(futures):
                 yield future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            interrupt()
+            raise
 
 
 def _encode_one(run: _Encoding, item: Item, decoder: Callable[[], Decoder]) -> Entry | Refused:
@@ -224,9 +228,9 @@ def _encode_one(run: _Encoding, item: Item, decoder: Callable[[], Decoder]) -> E
 
 
 @contextmanager
-def _decoders() -> Iterator[Callable[[], Decoder]]:
-    """A function that gives each thread its own decoder."""
-    local, all_of_them = threading.local(), []
+def _decoders() -> Iterator[tuple[Callable[[], Decoder], Callable[[], None]]]:
+    """Two functions: one gives each thread its own decoder, one stops them all."""
+    local, all_of_them = threading.local(), list[Decoder]()
 
     def mine() -> Decoder:
         if not hasattr(local, "decoder"):
@@ -235,8 +239,12 @@ def _decoders() -> Iterator[Callable[[], Decoder]]:
         decoder: Decoder = local.decoder
         return decoder
 
+    def interrupt() -> None:
+        for decoder in all_of_them:
+            decoder.interrupt()
+
     try:
-        yield mine
+        yield mine, interrupt
     finally:
         for decoder in all_of_them:
             decoder.close()
