@@ -10,8 +10,12 @@ from zellige_ray.placement.batch import Batch
 from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.cost import CostModel
 from zellige_ray.placement.plan import Round
+from zellige_ray.placement.policies.bags import place_bags
 from zellige_ray.placement.policies.cp import place_cp
 from zellige_ray.placement.policies.dp import place_dp
+from zellige_ray.placement.policies.even import place_even_degrees
+from zellige_ray.placement.policies.kk import place_kk
+from zellige_ray.placement.policies.pow2 import place_pow2
 from zellige_ray.placement.policies.zellige import place_zellige
 
 # The last argument is what follows the colon in a policy's name, such as the spec in `bags:g4n8`; empty when there is none.
@@ -21,6 +25,10 @@ policies: dict[str, Policy] = {
     "zellige": place_zellige,
     "dp": place_dp,
     "cp": place_cp,
+    "bags": place_bags,
+    "pow2": place_pow2,
+    "kk": place_kk,
+    "even": place_even_degrees,
 }
 
 
