@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from zellige_ray.config import load_config
-from zellige_ray.configs import configs
+from zellige_ray.configs import choose, configs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    first, *rest = args.words or [""]
-    named = bool(first) and ("=" not in first or Path(first).exists())
-    path = configs.get(first, Path(first)) if named else configs["mini"]
-    config = load_config(path, rest if named else args.words)
+    config = load_config(*choose(args.words))
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
