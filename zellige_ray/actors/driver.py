@@ -121,6 +121,7 @@ class Driver:
         hardware, speeds = self._hardware()
         model = self._spec.preset(config.model, DTYPE_BYTES[config.engine.dtype])
         self._planner = Planner(self._spec, model, hardware, speeds, config.placement.policy)
+        self._planner.write(self._folder, self._crew.epoch)
         self._emit(PhaseEvent("profile", 1, 1))
         self._emit(NoteEvent("info", f"{self._crew.epoch.size} ranks; {hardware.name} rates: "
             f"{hardware.linear_flops / 1e9:.1f} GFLOP/s linear, {hardware.attention_flops / 1e9:.1f} attention, "

@@ -5,11 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
 
 from zellige_ray.actors.messages import Epoch, Measurement
 from zellige_ray.data.index import SampleMeta
 from zellige_ray.models.specs import ModelSpec
+from zellige_ray.monitor import run_folder
 from zellige_ray.placement import Cluster, CostModel, HardwareProfile, ModelPreset, Plan, make_plan
 from zellige_ray.placement import Sequence as Lengths
 
@@ -73,6 +77,13 @@ class Planner:
             memory_bytes=tuple(m.memory_bytes for m in epoch.members),
             speed=tuple(self._speeds.get(w, 1.0) for w in epoch.workers),
         )
+
+    def write(self, folder: Path, epoch: Epoch) -> None:
+        """Writes what plans are made with, the speeds of this epoch's ranks included, as presets into a run folder."""
+        speed = self.cluster(epoch).speed
+        hardware = replace(self.hardware, speed=speed) if len(speed) == self.hardware.world_size else self.hardware
+        for name, value in ((run_folder.HARDWARE, hardware.to_dict()), (run_folder.MODEL, self.cost.model.to_dict())):
+            (folder / name).write_text(yaml.safe_dump(value, sort_keys=False), encoding="utf-8")
 
     def plan(self, samples: Sequence[SampleMeta], epoch: Epoch, policy: str | None = None) -> Planned:
         """The plan of a batch, from memory when it was made ahead. Raises PlanError when the batch fits nowhere."""
