@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from zellige_ray.errors import PlanError
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Cluster:
 
     def graph(self) -> nx.Graph:
         """Ranks as nodes (`node`, `memory_bytes`, `speed`), links as edges (`span`: `intra` or `inter`)."""
+        import networkx as nx  # here, because planning needs no graph and should start at once
+
         graph: nx.Graph = nx.Graph()
         for rank, node in enumerate(self.node_of_rank):
             graph.add_node(rank, node=node, memory_bytes=self.memory_bytes[rank], speed=self.speed[rank])

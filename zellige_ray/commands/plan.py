@@ -1,0 +1,108 @@
+"""Place one batch, and show what every rank will do.
+
+The batch is JSON lines of {"id", "tokens", "text_tokens"}. Hardware and model are shipped presets (by name) or YAML
+files. Needs no GPU, no Ray and no torch: it also answers "what if I had other hardware".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from zellige_ray.errors import PlanError
+from zellige_ray.placement.plan import Plan, Prediction
+
+PICTURES = (".svg", ".png")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", required=True, metavar="B.jsonl", help="the sequences, one JSON row per line")
+    parser.add_argument("--hardware", required=True, metavar="H", help="preset name or YAML file")
+    parser.add_argument("--model", required=True, metavar="M", help="preset name or YAML file")
+    parser.add_argument("--policy", default="zellige", help="zellige, dp, cp, bags:g1n8+g2n4, bags:best, ... (default: zellige)")
+    parser.add_argument("--out", metavar="plan.json", help="write the plan (format zellige.plan/1)")
+    parser.add_argument("--picture", metavar="p.svg|png", help="draw the plan as a mosaic: ranks down, time across")
+    parser.add_argument("--trace", metavar="t.json", help="write the timeline as a Chrome trace (opens in Perfetto)")
+    parser.add_argument("--json", action="store_true", help="the figures as one JSON object on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    from zellige_ray.placement import CostModel, load_hardware, load_model, make_plan
+    from zellige_ray.placement.batch import read_batch
+
+    if args.picture and Path(args.picture).suffix not in PICTURES:
+        raise PlanError(f"--picture {args.picture}: the ending must be one of {', '.join(PICTURES)}")
+    hardware, model = load_hardware(args.hardware), load_model(args.model)
+    sequences = read_batch(args.batch)
+    cluster, cost = hardware.cluster(), CostModel(hardware, model)
+    start = time.perf_counter()
+    plan = make_plan(sequences, cluster, cost, args.policy)
+    plan_ms = (time.perf_counter() - start) * 1e3
+    if args.out:
+        from zellige_ray.placement import plan_to_json
+
+        Path(args.out).write_text(json.dumps(plan_to_json(plan)), encoding="utf-8")
+    if args.picture:
+        from zellige_ray.monitor.mosaic import draw_mosaic
+
+        draw_mosaic(plan, cluster, cost, args.picture)
+    if args.trace:
+        from zellige_ray.monitor.trace import chrome_trace
+
+        Path(args.trace).write_text(json.dumps(chrome_trace(plan, cluster, cost)), encoding="utf-8")
+    figures = summary(plan, plan_ms)
+    if args.json:
+        sys.stdout.write(json.dumps(figures) + "\n")
+    else:
+        sys.stdout.write(table(plan, cluster.memory_bytes, figures) + "\n")
+    return 0
+
+
+def summary(plan: Plan, plan_ms: float) -> dict[str, Any]:
+    """The figures of a plan as plain values."""
+    predicted = _predicted(plan)
+    return {
+        "policy": plan.policy,
+        "hash": plan.hash,
+        "world_size": plan.world_size,
+        "sequences": plan.num_sequences,
+        "rounds": len(plan.rounds),
+        "step_s": predicted.step_s,
+        "lower_bound_s": predicted.lower_bound_s,
+        "gap": predicted.gap,
+        "plan_ms": plan_ms,
+        "ranks": [{key: getattr(x, key) for key in type(x).__slots__} for x in predicted.ranks],
+    }
+
+
+def table(plan: Plan, memory_bytes: tuple[int, ...], figures: dict[str, Any]) -> str:
+    """The load of every rank, then the verdict, as text."""
+    head = f"{'rank':>5} {'linear':>10} {'attention':>10} {'exchange':>10} {'idle':>10} {'tokens':>9} {'memory':>18}"
+    lines = [head, "-" * len(head)]
+    for x in _predicted(plan).ranks:
+        memory = f"{x.peak_bytes / 2**30:6.1f} of {memory_bytes[x.rank] / 2**30:5.1f} GiB"
+        times = " ".join(f"{_seconds(v):>10}" for v in (x.linear_s, x.attention_s, x.exchange_s, x.idle_s))
+        lines.append(f"{x.rank:>5} {times} {x.tokens:>9} {memory:>18}")
+    rounds = f"{figures['rounds']} round{'s' if figures['rounds'] > 1 else ''}"
+    lines += [
+        "",
+        f"policy {plan.policy}: {figures['sequences']} sequences on {plan.world_size} ranks in {rounds}",
+        f"step {_seconds(figures['step_s'])}, lower bound {_seconds(figures['lower_bound_s'])}, "
+        f"gap {figures['gap']:.2%}; planned in {figures['plan_ms']:.1f} ms; hash {plan.hash[:12]}",
+        "(exchange: waits for data that own attention does not hide)",
+    ]
+    return "\n".join(lines)
+
+
+def _predicted(plan: Plan) -> Prediction:
+    if plan.predicted is None:
+        raise PlanError("the plan has no prediction; make it with make_plan, or run simulate on it")
+    return plan.predicted
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f} s" if value >= 1 else f"{value * 1e3:.2f} ms"

@@ -1,0 +1,90 @@
+"""Compare policies over a stream of batches, by the timeline: no GPU, no Ray, no torch.
+
+A workload is a name (lengths drawn as public trainers do, seeded) or files, each a batch of JSON lines.
+`bags:best-static` is the one group spec that is best over the whole stream, as a system with static groups runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from zellige_ray.errors import PlanError
+from zellige_ray.placement.stream import PolicyFigures
+
+POLICIES = "zellige,even,bags:best-static,pow2,cp,dp"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", required=True, nargs="+", metavar="NAME|FILE", help="a workload, or batch files")
+    parser.add_argument("--hardware", required=True, metavar="H", help="preset name or YAML file")
+    parser.add_argument("--model", required=True, metavar="M", help="preset name or YAML file")
+    parser.add_argument("--policies", default=POLICIES, metavar="a,b,c", help=f"default: {POLICIES}")
+    parser.add_argument("--baseline", metavar="POLICY", help="ratios are to it (default: bags:best-static, else the last)")
+    parser.add_argument("--batches", type=int, default=10, metavar="N", help="batches of a named workload (default: 10)")
+    parser.add_argument("--seed", type=int, default=0, help="first seed of a named workload (default: 0)")
+    parser.add_argument("--json", action="store_true", help="the figures as one JSON object on stdout")
+    parser.add_argument("--picture", metavar="p.svg|png", help="bars of step time per policy, over the lower bound")
+
+
+def run(args: argparse.Namespace) -> int:
+    from zellige_ray.placement import CostModel, load_hardware, load_model
+    from zellige_ray.placement.batch import read_batch
+    from zellige_ray.placement.stream import BEST_STATIC, compare
+    from zellige_ray.placement.workloads import draw_batch
+
+    if args.batches < 1:
+        raise PlanError(f"--batches is {args.batches}, it must be at least 1")
+    hardware, model = load_hardware(args.hardware), load_model(args.model)
+    cluster, cost = hardware.cluster(), CostModel(hardware, model)
+    if len(args.workload) == 1 and not Path(args.workload[0]).is_file():
+        seeds = range(args.seed, args.seed + args.batches)
+        batches = [draw_batch(args.workload[0], cluster.world_size, seed) for seed in seeds]
+    else:
+        batches = [read_batch(path) for path in args.workload]
+    policies = [name for name in args.policies.split(",") if name]
+    if not policies:
+        raise PlanError("--policies is empty, name at least one")
+    baseline = args.baseline or (BEST_STATIC if BEST_STATIC in policies else policies[-1])
+    if baseline not in policies:
+        raise PlanError(f"--baseline {baseline} is not among --policies {args.policies}")
+    rows = compare(batches, cluster, cost, policies)
+    base = next(row for row in rows if row.policy == baseline)
+    if args.picture:
+        from zellige_ray.monitor.mosaic import draw_comparison
+
+        draw_comparison(rows, f"{' '.join(args.workload)} on {hardware.name}, {model.name}", args.picture)
+    if args.json:
+        figures = [{**row.to_dict(), "ratio": _ratio(base, row)} for row in rows]
+        out = {"workload": args.workload, "hardware": hardware.name, "model": model.name, "batches": len(batches)}
+        sys.stdout.write(json.dumps({**out, "baseline": baseline, "policies": figures}) + "\n")
+    else:
+        title = f"{' '.join(args.workload)} on {hardware.name}, {model.name}, {len(batches)} batches"
+        sys.stdout.write(title + "\n" + table(rows, base) + "\n")
+    return 0
+
+
+def _ratio(base: PolicyFigures, row: PolicyFigures) -> float | None:
+    """How many times faster than the baseline; None where one of them can't place the stream."""
+    return None if base.failed or row.failed else base.step_s / row.step_s
+
+
+def table(rows: list[PolicyFigures], base: PolicyFigures) -> str:
+    """One line per policy, as text."""
+    columns = f"{'step':>9} {'gap':>8} {'idle':>6} {'exchange':>8} {'moved GB':>9} {'peak GiB':>8} {'rounds':>6}"
+    head = f"{'policy':<28} {columns} {'plan ms (p50, p99)':>18}  vs {base.policy}"
+    lines = [head, "-" * len(head)]
+    for x in rows:
+        name = x.policy if x.resolved == x.policy else f"{x.policy} = {x.resolved.removeprefix('bags:')}"
+        if x.failed:
+            lines.append(f"{name:<28} can't place the stream: {x.failed}")
+            continue
+        ratio = _ratio(base, x)
+        lines.append(
+            f"{name:<28} {x.step_s:>8.3f}s {x.gap:>8.2%} {x.idle_share:>6.1%} {x.exchange_share:>8.1%} "
+            f"{x.moved_bytes / 1e9:>9.1f} {x.peak_bytes / 2**30:>8.1f} {x.rounds:>6.1f} "
+            f"{x.plan_median_ms:>9.1f} {x.plan_p99_ms:>8.1f}  " + ("-" if ratio is None else f"{ratio:.3f}x")
+        )
+    return "\n".join(lines)
