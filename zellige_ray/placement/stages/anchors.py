@@ -2,73 +2,123 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil, floor
 
 from zellige_ray.placement.stages.nodes import Site
-from zellige_ray.placement.stages.pool import Pool, even_wait
+from zellige_ray.placement.stages.pool import Pool, chain_wait, even_wait
 from zellige_ray.placement.stages.scene import Scene
 
-Widths = tuple[int, ...]
+FITS = 1.0001  # of the target: what a rank holds whole
+STRETCH = 1.06  # of the target: what a rank holds whole where exchanges cost more than that
+MANY = 4  # anchors, up to which all their groupings are weighed
+WIDER = 4  # ranks above the need that a pool may get
+
+Groups = list[list[int]]  # anchors that share a pool
 
 
 def layouts(scene: Scene, site: Site, target_s: float, limit: int) -> list[tuple[float, list[Pool]]]:
-    """The most promising ways to spread the site's anchors over its ranks; at least one. Ranks left are single.
+    """The most promising ways to spread the site's anchors over its ranks, best first, with an estimate of their time.
 
-    Ways: each anchor on a run of ranks of its own, of several widths, scored by a closed form; or all anchors in a
-    chain over all ranks.
+    Estimates are in units of the target. A way: anchors in groups, each group on a run of ranks, the other ranks
+    single; or all anchors over all ranks.
     """
-    top = max([scene.speed[r] for r in site.ranks])
-    anchors = [j for j in site.members if scene.work[j] > target_s * top * 1.0001] if len(site.ranks) > 1 else []
-    if not anchors:
-        return [(1.0, [Pool(scene, [r], []) for r in site.ranks])]
-    if len(site.nodes) > 1:
-        return [(1.0, [Pool(scene, site.ranks, anchors)])]
-    options = sorted(_widths(scene, site, anchors, target_s))[: 0 if scene.full else limit]
-    out = [(score, _pools(scene, site.ranks, anchors, widths)) for score, widths in options]
-    if len(anchors) > 1 or not out:
-        chain = Pool(scene, site.ranks, anchors)
-        fillers = set(site.members).difference(anchors)
-        spread = len(site.ranks) * chain.wait - sum([scene.attention[j] for j in fillers]) * scene.overlap
-        out.append((max(site.work / target_s, chain.speed + max(0.0, spread) / target_s) / chain.speed, [chain]))
+    singles = [Pool(scene, [r], []) for r in site.ranks]
+    if len(site.ranks) == 1:
+        return [(1.0, singles)]
+    top = target_s * max([scene.speed[r] for r in site.ranks])
+    out: list[tuple[float, list[Pool]]] = []
+    seen: set[int] = set()
+    for bar in (FITS, STRETCH):
+        anchors = [j for j in site.members if scene.work[j] > bar * top]
+        if len(anchors) in seen:
+            continue
+        seen.add(len(anchors))
+        if not anchors:
+            out.append((max([1.0, *[scene.work[j] / top for j in site.members[:1]]]), singles))
+            continue
+        whole = Pool(scene, site.ranks, anchors)
+        out.append((_estimate(scene, site, target_s, anchors, whole.wait), [whole]))
+        if len(site.nodes) == 1 and not scene.full:
+            options = [(s, g, w) for g in _groupings(anchors) for s, w in _widths(scene, site, g, target_s)]
+            options.sort(key=lambda x: (x[0], x[2]))
+            out += [(score, _pools(scene, site.ranks, groups, widths)) for score, groups, widths in options[:limit]]
     return sorted(out, key=lambda x: x[0])
 
 
-def _pools(scene: Scene, ranks: list[int], anchors: list[int], widths: Widths) -> list[Pool]:
+def _groupings(anchors: list[int]) -> Iterator[Groups]:
+    """All ways to group a few anchors, or of many each on its own and the longest apart from the rest."""
+    if len(anchors) > MANY:
+        yield [[j] for j in anchors]
+        for k in range(1, len(anchors) - 1):
+            yield [*[[j] for j in anchors[:k]], anchors[k:]]
+        return
+    ways: list[Groups] = [[]]
+    for j in anchors:
+        ways = [
+            [*[group + [j] if k == at else group for k, group in enumerate(way)], *([[j]] if at == len(way) else [])]
+            for way in ways
+            for at in range(len(way) + 1)
+        ]
+    yield from ways
+
+
+def _estimate(scene: Scene, site: Site, target_s: float, anchors: list[int], wait: float) -> float:
+    """Time of all anchors over all ranks: balance, and the exchange that fillers can't hide."""
+    speed = sum([scene.speed[r] for r in site.ranks])
+    own = sum([scene.attention[j] for j in site.members]) - sum([scene.attention[j] for j in anchors])
+    spread = len(site.ranks) * wait - (own if scene.overlap else 0.0)
+    return max(site.work / target_s, speed + max(0.0, spread) / target_s) / speed
+
+
+def _pools(scene: Scene, ranks: list[int], groups: Groups, widths: tuple[int, ...]) -> list[Pool]:
     pools, at = [], 0
-    for j, width in zip(anchors, widths, strict=True):
-        pools.append(Pool(scene, ranks[at : at + width], [j]))
+    for group, width in zip(groups, widths, strict=True):
+        pools.append(Pool(scene, ranks[at : at + width], group))
         at += width
     return pools + [Pool(scene, [r], []) for r in ranks[at:]]
 
 
-def _widths(scene: Scene, site: Site, anchors: list[int], target_s: float) -> list[tuple[float, Widths]]:
-    """Widths of the anchors' runs with an estimate of the site's time, for all that fit the site."""
+def _widths(scene: Scene, site: Site, groups: Groups, target_s: float) -> list[tuple[float, tuple[int, ...]]]:
+    """Widths of the groups' runs with an estimate of the site's time, for all that fit the site."""
     size = len(site.ranks)
-    mean = sum([scene.speed[r] for r in site.ranks]) / size
-    unit = target_s * mean
-    fillers = [j for j in site.members if j not in set(anchors)]
-    attention = sum([scene.attention[j] for j in fillers])
-    filler_work = sum([scene.work[j] for j in fillers]) + 1e-30
-    ratio = attention / filler_work
+    unit = target_s * sum([scene.speed[r] for r in site.ranks]) / size
+    cut = {j for group in groups for j in group}
+    fillers = [j for j in site.members if j not in cut]
+    attention = sum([scene.attention[j] for j in fillers]) if scene.overlap else 0.0
+    ratio = attention / (sum([scene.work[j] for j in fillers]) + 1e-30)
+    longest = scene.work[fillers[0]] / unit if fillers else 0.0
     choices = []
-    for j in anchors:
-        need = scene.work[j] / unit
+    for group in groups:
+        need = sum([scene.work[j] for j in group]) / unit
         least = max(2, floor(need))
-        choices.append([(w, even_wait(scene, scene.tokens[j], w, 1), need) for w in range(least, min(size, ceil(need) + 4) + 1)])
-    out: list[tuple[float, Widths]] = []
-    stack: list[tuple[int, tuple[int, ...], float, float, float]] = [(0, (), 0.0, 0.0, 0.0)]
+        tops = range(least, min(size, ceil(need) + WIDER) + 1)
+        choices.append([(w, _wait(scene, group, w), need) for w in tops])
+    if any(not c for c in choices):
+        return []
+    out: list[tuple[float, tuple[int, ...]]] = []
+    stack: list[tuple[int, tuple[int, ...], int, float, float, float]] = [(0, (), 0, 0.0, 0.0, 1.0)]
     while stack:
-        k, widths, exposed, hidden, worst = stack.pop()
-        if k == len(anchors):
+        k, widths, used, exposed, hidden, worst = stack.pop()
+        if k == len(groups):
             spread = exposed - min(hidden, attention)
-            out.append((max(worst, 1 + spread / (unit * size)), widths))
+            last = longest if used < size else 0.0
+            out.append((max(worst, min(last, STRETCH), 1 + spread / (unit * size)), widths))
             continue
         rest = sum([c[0][0] for c in choices[k + 1 :]])
         for w, wait, need in choices[k]:
-            if sum(widths) + w + rest > size:
+            if used + w + rest > size:
                 break
             room = max(0.0, w - need) * unit * ratio
-            hide = min(room, w * wait)
             time = need / w + max(0.0, wait - room / w) / unit
-            stack.append((k + 1, (*widths, w), exposed + w * wait, hidden + hide, max(worst, time)))
+            hide = min(room, w * wait)
+            stack.append((k + 1, (*widths, w), used + w, exposed + w * wait, hidden + hide, max(worst, time)))
     return out
+
+
+def _wait(scene: Scene, group: list[int], width: int) -> float:
+    """Exchange of a group over a run of ranks of one node: all anchors wide, or in a chain. Seconds."""
+    wide = even_wait(scene, sum([scene.tokens[j] for j in group]), width, 1)
+    if len(group) == 1:
+        return wide
+    return min(wide, 1.15 * chain_wait(scene, group, list(range(width)), 1))

@@ -14,6 +14,7 @@ from zellige_ray.placement.stages.scene import Scene
 
 GOOD = 0.001  # of the mean: pools this close to it need no polish
 PARTNERS = 3
+CUTS = 2  # of the longest fillers of a pool are tried as anchors
 WIDEST = 48  # fillers of a pool that are looked at, longest first
 
 Item = tuple[float, int, int]  # work, sequence, position of its rank in the pool
@@ -44,9 +45,9 @@ def polish(scene: Scene, pools: list[Pool], owner: dict[int, int], steps: int) -
                 break
             j, b, merged = cut
             del owner[j]
-            shift = {a: 0, b: len(pools[a].ranks)}
-            joined = sorted([(w, i, k + shift[c]) for c in (a, b) for w, i, k in items[c] if i != j])
-            keep = [c for c in range(len(pools)) if c not in (a, b)]
+            shift = {b: len(pools[a].ranks), a: 0}
+            joined = sorted([(w, i, k + shift[c]) for c in shift for w, i, k in items[c] if i != j])
+            keep = [c for c in range(len(pools)) if c not in shift]
             pools = [pools[c] for c in keep] + [merged]
             items = [items[c] for c in keep] + [joined]
             times = [times[c] for c in keep] + [pool_time(scene, merged)]
@@ -101,15 +102,15 @@ def _exchange(scene: Scene, pools: list[Pool], items: list[list[Item]], times: l
 def _cut(
     scene: Scene, pools: list[Pool], items: list[list[Item]], times: list[float], a: int, partners: list[int]
 ) -> tuple[int, int, Pool] | None:
-    """Joins pool a with a partner in its node and cuts one of its long fillers over both, where that is faster."""
+    """Cuts a long filler of pool a over it, or over it and a partner in its node, where that is faster."""
     node = scene.node_of[pools[a].ranks[0]]
     best: tuple[float, int, int, Pool] | None = None
-    for b in partners:
+    for b in [*([a] if pools[a].anchors else []), *partners]:
         if scene.node_of[pools[b].ranks[0]] != node or len({scene.node_of[r] for r in pools[b].ranks}) > 1:
             continue
-        for _, j, k in items[a][-2:]:
+        for _, j, k in items[a][-CUTS:]:
             pools[a].take(scene, j, k)
-            merged = merge(scene, [pools[a], pools[b]], [j])
+            merged = merge(scene, [pools[a], pools[b]] if b != a else [pools[a]], [j])
             pools[a].put(scene, j, k)
             time = pool_time(scene, merged)
             if time < times[a] * (1 - 1e-3) and (best is None or time < best[0]):

@@ -26,7 +26,8 @@ class Pool:
         self.work = sum([scene.work[j] for j in anchors])
         self.tokens = sum([scene.tokens[j] for j in anchors])
         self.cap = sum([scene.cap[r] for r in ranks])
-        self.wait = chain_wait(scene, anchors, ranks) if size > 1 else 0.0
+        nodes = len({scene.node_of[r] for r in ranks})
+        self.wait = chain_wait(scene, anchors, ranks, nodes) if size > 1 else 0.0
 
     def put(self, scene: Scene, j: int, k: int) -> None:
         """Filler j onto the rank at position k."""
@@ -65,12 +66,11 @@ def merge(scene: Scene, pools: list[Pool], extra: list[int]) -> Pool:
     return out
 
 
-def chain_wait(scene: Scene, anchors: list[int], ranks: list[int]) -> float:
+def chain_wait(scene: Scene, anchors: list[int], ranks: list[int], nodes: int) -> float:
     """Both exchanges of anchors that are spread evenly, in turn, over the ranks. Units: seconds."""
     if not anchors:
         return 0.0
     total = sum([scene.work[j] for j in anchors])
-    nodes = len({scene.node_of[r] for r in ranks})
     worst = 0.0
     for j in anchors:
         width = max(2.0, len(ranks) * scene.work[j] / total)
