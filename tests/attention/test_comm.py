@@ -63,7 +63,9 @@ def test_cancel_frees_those_who_wait_for_a_peer_that_never_comes_and_a_new_epoch
         if rank == 2:
             return
         tensor = torch.ones(4, 2)
-        wait = comm.exchange(tensor, {2: 4}, {2: 4}, 0).wait if operation == "exchange" else comm.all_reduce(tensor).wait
+        wait = (
+            comm.exchange(tensor, {2: 4}, {2: 4}, 0).wait if operation == "exchange" else comm.all_reduce(tensor).wait
+        )
         left[rank] = (*outcome(wait), time.monotonic())
 
     threads = [threading.Thread(target=body, args=(r,)) for r in range(3)]
@@ -84,7 +86,9 @@ def test_cancel_frees_those_who_wait_for_a_peer_that_never_comes_and_a_new_epoch
     for comm in comms.values():
         comm.close()
     assert time.monotonic() - closing < 0.1
-    sums = run_ranks(2, lambda rank, comm: comm.all_reduce(torch.tensor([rank + 1.0])).wait().item(), store=store, epoch=1)
+    sums = run_ranks(
+        2, lambda rank, comm: comm.all_reduce(torch.tensor([rank + 1.0])).wait().item(), store=store, epoch=1
+    )
     assert sums == [3.0, 3.0]
 
 
@@ -143,7 +147,10 @@ def test_a_closed_or_cancelled_communicator_refuses():
 
 def test_over_a_tcp_store_too():
     store = TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=10), wait_for_workers=False)
-    assert run_ranks(3, lambda rank, comm: comm.all_reduce(torch.ones(1) * rank, "max").wait().item(), store=store) == [2.0] * 3
+    assert (
+        run_ranks(3, lambda rank, comm: comm.all_reduce(torch.ones(1) * rank, "max").wait().item(), store=store)
+        == [2.0] * 3
+    )
 
 
 @pytest.mark.parametrize("transport", ["p2p", "group"])
@@ -175,7 +182,15 @@ def test_world_transport_couples_all_ranks():
 
 def test_overlapping_groups_over_rounds_stay_bounded_and_agree_on_every_rank():
     """Components overlap from round to round and come back after they were dropped; the pool holds two."""
-    orders = [[(0, 1), (2, 3)], [(1, 2), (3, 0)], [(0, 2), (1, 3)], [(0, 1), (2, 3)], [(1, 2)], [(0, 1)], [(3, 0), (1, 2)]]
+    orders = [
+        [(0, 1), (2, 3)],
+        [(1, 2), (3, 0)],
+        [(0, 2), (1, 3)],
+        [(0, 1), (2, 3)],
+        [(1, 2)],
+        [(0, 1)],
+        [(3, 0), (1, 2)],
+    ]
     store = HashStore()
     sizes = []
 
@@ -204,7 +219,9 @@ def test_posting_exchanges_in_conflicting_orders_does_not_deadlock():
         others = [r for r in range(3) if r != rank]
         order = others if rank % 2 else others[::-1]
         keys = {frozenset(p): i for i, p in enumerate([(0, 1), (1, 2), (0, 2)])}
-        pending = {r: comm.exchange(torch.full((2, 2), float(rank)), {r: 2}, {r: 2}, keys[frozenset((rank, r))]) for r in order}
+        pending = {
+            r: comm.exchange(torch.full((2, 2), float(rank)), {r: 2}, {r: 2}, keys[frozenset((rank, r))]) for r in order
+        }
         return [float(pending[r].wait()[0, 0]) for r in reversed(order)] == [float(r) for r in reversed(order)]
 
     assert run_ranks(3, body, timeout_s=5) == [True] * 3

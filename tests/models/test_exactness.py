@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import numpy as np
 import pytest
 import torch
@@ -61,9 +60,13 @@ def check(name, lab, dtype, world, seed, checkpointing="none", shapes=SHAPES, te
     round_ = random_round(rng, [b.grad.shape[0] for b in batch], world, HEADS, text, **tiling)
     module = fresh(name, lab, dtype)
     want_loss, want, want_outs = alone(name, module, batch)
-    loss, grads, outs, exchanges = lab.run_packed(adapter, lambda: fresh(name, lab, dtype, checkpointing), batch, round_, world, HEADS, dtype)
+    loss, grads, outs, exchanges = lab.run_packed(
+        adapter, lambda: fresh(name, lab, dtype, checkpointing), batch, round_, world, HEADS, dtype
+    )
     limit = LIMITS[dtype]
-    assert abs(loss - want_loss) <= limit * max(1.0, float(sum((o * b.grad).abs().sum() for o, b in zip(want_outs, batch, strict=True))))
+    assert abs(loss - want_loss) <= limit * max(
+        1.0, float(sum((o * b.grad).abs().sum() for o, b in zip(want_outs, batch, strict=True)))
+    )
     for got, out in zip(outs, want_outs, strict=True):
         assert float((got - out).abs().max()) <= limit * float(out.abs().max())
     error, name_ = lab.worst(grads, want)
@@ -110,6 +113,9 @@ def test_same_plan_and_seed_are_bit_equal(name, lab):
     spec, adapter = get_spec(name), get_adapter(name)
     batch = lab.make_batch(spec, SHAPES, TEXT, torch.float32, 0)
     round_ = random_round(np.random.default_rng(4), [b.grad.shape[0] for b in batch], 3, HEADS, TEXT)
-    runs = [lab.run_packed(adapter, lambda: fresh(name, lab, torch.float32), batch, round_, 3, HEADS, torch.float32) for _ in range(2)]
+    runs = [
+        lab.run_packed(adapter, lambda: fresh(name, lab, torch.float32), batch, round_, 3, HEADS, torch.float32)
+        for _ in range(2)
+    ]
     assert torch.equal(runs[0][0], runs[1][0])
     assert all(torch.equal(g, runs[1][1][n]) for n, g in runs[0][1].items())

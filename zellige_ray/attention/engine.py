@@ -61,7 +61,7 @@ class AttentionEngine:
         self.sum_rows = _index(t.sum_rows, device).long()
         self.sums = [(_index(slot, device).long(), _index(place, device)) for slot, place in t.sums]
         self._device = device
-        self._cross: dict[tuple[int, ...], Segments] = {}
+        self._local: dict[tuple[tuple[int, int], ...], Segments] = {}
         if layout.streamed:
             names = sorted({c.executor for c in layout.streamed})
             raise EngineError(f"executors {names} are not among those this engine has: exchange")
@@ -83,19 +83,24 @@ class AttentionEngine:
 
     def cross(self, q_TNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, text_lengths: Sequence[int]) -> Tensor:
         """Each piece's queries attend to their own caption, locally; text_lengths: caption tokens per piece, all positive."""
-        q_TNH, k_LNH, v_LNH = self._operands(q_TNH, k_LNH, v_LNH)
-        lengths = tuple(text_lengths)
-        if lengths not in self._cross:
-            pieces = self.layout.pieces
-            if len(lengths) != len(pieces):
-                raise EngineError(f"{len(lengths)} captions for {len(pieces)} pieces")
-            self._cross = {lengths: pack_segments([(1, p.length, n) for p, n in zip(pieces, lengths, strict=True)])}
-        segments = self._cross[lengths]
-        if (q_TNH.shape[0], k_LNH.shape[0]) != (segments.num_q, segments.num_k):
+        pieces = self.layout.pieces
+        if len(text_lengths) != len(pieces):
+            raise EngineError(f"{len(text_lengths)} captions for {len(pieces)} pieces")
+        return self.local(q_TNH, k_LNH, v_LNH, [(p.length, n) for p, n in zip(pieces, text_lengths, strict=True)])
+
+    def local(self, q_QNH: Tensor, k_KNH: Tensor, v_KNH: Tensor, lengths: Sequence[tuple[int, int]]) -> Tensor:
+        """Attention that needs nobody else: consecutive segments of (queries, keys)."""
+        q_QNH, k_KNH, v_KNH = self._operands(q_QNH, k_KNH, v_KNH)
+        key = tuple(lengths)
+        if key not in self._local:
+            self._local[key] = pack_segments([(1, queries, keys) for queries, keys in key])
+        segments = self._local[key]
+        if (q_QNH.shape[0], k_KNH.shape[0]) != (segments.num_q, segments.num_k):
             raise EngineError(
-                f"cross-attention got {q_TNH.shape[0]} queries and {k_LNH.shape[0]} keys, its pieces have {segments.num_q} and {segments.num_k}"
+                f"attention got {q_QNH.shape[0]} queries and {k_KNH.shape[0]} keys, "
+                f"its segments have {segments.num_q} and {segments.num_k}"
             )
-        out: Tensor = _Local.apply(q_TNH, k_LNH, v_LNH, segments, self, self._kernel(q_TNH))  # type: ignore[no-untyped-call]
+        out: Tensor = _Local.apply(q_QNH, k_KNH, v_KNH, segments, self, self._kernel(q_QNH))  # type: ignore[no-untyped-call]
         return out
 
     def _kernel(self, q_TNH: Tensor) -> Kernel:

@@ -29,7 +29,10 @@ class Packed:
     tokens_TCphw: patches. positions_T3: int64 place in the grid (frame, row, column). row_T: int64, token -> row of
     per-sequence values. timestep_R: in [0, 1], 1 is noise. text_LD: each piece's whole caption, concatenated.
     piece_lengths, text_lengths: tokens and caption tokens per piece; a caption of 0 tokens is allowed. T may be 0.
-    pooled_RP: one vector per row, for models that want one (Flux, SD3); zeros where it is absent.
+    Joint models (text and visual tokens attend together) also need: text_spans, the caption tokens that each piece owns
+    (piece_lengths then count visual and owned caption tokens), and piece_rows, the row of each piece's text.
+    grids: (frames, rows, columns) of each piece's sequence, for models whose positions depend on it. pooled_RP: one vector per
+    row for models that want one (zeros where absent). labels_R: class per row (the model's null class where absent).
     """
 
     tokens_TCphw: Tensor
@@ -39,10 +42,15 @@ class Packed:
     text_LD: Tensor
     piece_lengths: tuple[int, ...]
     text_lengths: tuple[int, ...]
+    text_spans: tuple[tuple[int, int], ...] | None = None
+    piece_rows: tuple[int, ...] | None = None
+    grids: tuple[tuple[int, int, int], ...] | None = None
     pooled_RP: Tensor | None = None
+    labels_R: Tensor | None = None
 
     def __post_init__(self) -> None:
-        T, L = sum(self.piece_lengths), sum(self.text_lengths)
+        owned = sum(stop - start for start, stop in self.text_spans or ())
+        T, L = sum(self.piece_lengths) - owned, sum(self.text_lengths)
         if len(self.piece_lengths) != len(self.text_lengths):
             raise ModelError(
                 f"{len(self.piece_lengths)} pieces but {len(self.text_lengths)} captions in a packed batch"
@@ -138,3 +146,17 @@ def with_empty_captions(text_LD: Tensor, text_lengths: Sequence[int]) -> tuple[T
     zero_1D = text_LD.new_zeros(1, text_LD.shape[1])
     parts = [part if len(part) else zero_1D for part in torch.split(text_LD, list(text_lengths))]
     return torch.cat(parts) if parts else text_LD, tuple(max(n, 1) for n in text_lengths)
+
+
+def joint_parts(order: str, start: int, stop: int, visual: int, text: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Visual tokens and caption tokens of a piece [start, stop) of a joint sequence.
+
+    order: "txt" or "img", whichever comes first in the model's joint order. visual, text: tokens of the whole sequence.
+    """
+    if order not in ("txt", "img") or not 0 <= start <= stop <= visual + text:
+        raise ModelError(
+            f"piece [{start}, {stop}) of a joint sequence ({order} first) of {visual} visual and {text} caption tokens"
+        )
+    first = text if order == "txt" else visual
+    head, tail = (min(start, first), min(stop, first)), (max(start - first, 0), max(stop - first, 0))
+    return (tail, head) if order == "txt" else (head, tail)

@@ -17,13 +17,17 @@ from zellige_ray.attention import AttentionEngine
 from zellige_ray.errors import EngineError, ModelError
 from zellige_ray.models import checkpointing, seam
 from zellige_ray.models.adapter import Packed
+from zellige_ray.models.rows import Rows
 from zellige_ray.models.stream import Stream, make_stream
 
 Checkpointing = Literal["none", "full"]
 
 
 class Bound:
-    """Call it with a packed batch and an engine; `run` is the adapter's way through the module."""
+    """Call it with a packed batch and an engine.
+
+    run: the adapter's way through the module. mode: checkpointing of its blocks. order: of a joint model, which half comes first.
+    """
 
     def __init__(
         self,
@@ -31,19 +35,21 @@ class Bound:
         blocks: Sequence[nn.Module],
         run: Callable[[nn.Module, Stream], Tensor],
         mode: Checkpointing = "none",
+        order: str | None = None,
     ) -> None:
         if mode not in ("none", "full"):
             raise ModelError(f"unknown checkpointing {mode!r}, known are none, full (model.checkpointing)")
         self.module = module
         self.blocks = list(blocks)
         self._run = run
+        self._order = order
         self._stream: Stream | None = None
         if mode == "full":
             for block in self.blocks:
                 checkpointing.install(block, lambda: functools.partial(self._entered, self.stream))
 
     def __call__(self, packed: Packed, engine: AttentionEngine) -> Tensor:
-        stream = make_stream(packed, engine)
+        stream = make_stream(packed, engine, self._order)
         with self._entered(stream):
             return stream.real(self._run(self.module, stream))
 
@@ -55,12 +61,34 @@ class Bound:
         return self._stream
 
     def catch_self_attention(self, module: nn.Module, name: str) -> None:
-        """This module's attention is over the tokens of a sequence."""
+        """This module's attention is over the visual tokens of a sequence."""
         seam.install(module, name, lambda q, k, v: self.stream.attend(q, k, v))
 
     def catch_cross_attention(self, module: nn.Module, name: str) -> None:
-        """This module's attention is from tokens to their caption."""
+        """This module's attention is from visual tokens to their caption."""
         seam.install(module, name, lambda q, k, v: self.stream.cross(q, k, v))
+
+    def catch_joint_attention(self, module: nn.Module, name: str, mask: seam.Mask = "refuse") -> None:
+        """This module's attention is over text and visual tokens together. mask: ignore one that the adapter knows to be all ones."""
+        seam.install(module, name, lambda q, k, v: self.stream.attend_jointly(q, k, v), mask)
+
+    def catch_visual_attention(self, module: nn.Module, name: str) -> None:
+        """This module of a joint model attends to visual tokens only."""
+        seam.install(module, name, lambda q, k, v: self.stream.attend_within_pieces(q, k, v))
+
+    def rows_from(self, module: nn.Module) -> None:
+        """What this module returns, per row, becomes Rows; other outputs pass."""
+        module.register_forward_hook(lambda _module, _args, out: self._as_rows(out))
+
+    def _as_rows(self, out: Any) -> Any:
+        if isinstance(out, tuple):
+            return tuple(self._as_rows(x) for x in out)
+        rows = self.stream.timestep_R.shape[0]
+        return (
+            Rows(out, self.stream.indexes)
+            if isinstance(out, Tensor) and out.ndim == 2 and out.shape[0] == rows
+            else out
+        )
 
     @contextmanager
     def _entered(self, stream: Stream) -> Iterator[None]:

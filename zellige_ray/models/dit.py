@@ -117,7 +117,7 @@ class _Block(nn.Module):
 def _modulation(values_RX: Tensor, parts: int, index: TokenIndex | None) -> tuple[Any, ...]:
     """`parts` values [R, D], one per row: plain ones broadcast, packed ones are gathered where they meet tokens."""
     chunks = values_RX.unsqueeze(1).chunk(parts, dim=-1)
-    return chunks if index is None else tuple(Rows(c, index) for c in chunks)
+    return chunks if index is None else tuple(Rows(c, {index.num_tokens: index}) for c in chunks)
 
 
 def _frequencies(timestep_R: Tensor, dtype: torch.dtype) -> Tensor:
@@ -182,7 +182,7 @@ def _run(module: nn.Module, stream: Stream) -> Tensor:
         stream.positions_T3,
         stream.timestep_R,
         stream.text_LD,
-        stream.index,
+        stream.visual,
         stream.attend,
         stream.cross,
     )

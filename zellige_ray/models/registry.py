@@ -12,8 +12,18 @@ if TYPE_CHECKING:
     from zellige_ray.models.adapter import ModelAdapter
 
 _homes: dict[str, str] = {
-    "dit": "zellige_ray.models.dit",
     "wan": "zellige_ray.models.wan",
+    "dit": "zellige_ray.models.dit",
+    "flux": "zellige_ray.models.flux",
+    "flux2": "zellige_ray.models.flux2",
+    "qwen": "zellige_ray.models.qwen",
+    "ltx": "zellige_ray.models.ltx",
+    "hunyuan": "zellige_ray.models.hunyuan",
+    "sd3": "zellige_ray.models.sd3",
+    "cogvideox": "zellige_ray.models.cogvideox",
+    "pixart": "zellige_ray.models.pixart",
+    "sana": "zellige_ray.models.sana",
+    "label_dit": "zellige_ray.models.label_dit",
 }
 
 

@@ -11,7 +11,7 @@ Legend: R rows, T tokens of the packed stream, D width.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,7 @@ from torch import Tensor
 
 from zellige_ray.errors import EngineError
 
-MIN_TOKENS = (
-    8  # a stream is padded to this with dummy tokens, so that its length can't be taken for a table's 1, 2 or 6 rows
-)
+MIN_TOKENS = 8  # a stream is padded to this with dummy tokens, so that its length can't be a table's 1, 2 or 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +42,14 @@ class TokenIndex:
 
 
 class Rows:
-    """value [R, ...] or [R, 1, D] with the token index; arithmetic stays on rows until it meets a stream [1, T, D]."""
+    """value [R, ...] or [R, 1, D]; arithmetic stays on rows until it meets a stream [1, T, D].
 
-    def __init__(self, value: Tensor, index: TokenIndex) -> None:
+    indexes: the streams it may meet (visual, text, both), by their lengths, which differ.
+    """
+
+    def __init__(self, value: Tensor, indexes: Mapping[int, TokenIndex]) -> None:
         self.value = value
-        self.index = index
+        self.indexes = indexes
 
     @property
     def ndim(self) -> int:
@@ -67,6 +68,17 @@ class Rows:
     def device(self) -> torch.device:
         return self.value.device
 
+    def size(self, dim: int) -> int:
+        return self.shape[dim]
+
+    def view(self, *sizes: int) -> Rows:
+        """Like a tensor's, for a batch of one: the first size is 1 and stands for the rows."""
+        if sizes[0] != 1:
+            raise EngineError(f"rows can't be viewed as {sizes}: a packed stream is a batch of 1")
+        return Rows(self.value.reshape(self.value.shape[0], *sizes[1:]), self.indexes)
+
+    reshape = view
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -74,20 +86,22 @@ class Rows:
             return _combine(_binary[name], args[0], args[1])
         if name in _reflected and len(args) == 2 and not kwargs:
             return _combine(_binary[_reflected[name]], args[1], args[0])
-        if name in _unary and isinstance(args[0], Rows):
-            return _mapped(name, args[0], args[1:], kwargs or {})
+        if name == "type_as" and isinstance(args[1], Rows):
+            return args[0].type_as(args[1].value)
+        if name in _by_row and isinstance(args[0], Rows):
+            return _mapped(name, func, args[0], args[1:], kwargs or {})
         raise EngineError(f"an operation on per-sequence rows that is not known to be row by row: {func}")
 
     def __getattr__(self, name: str) -> Any:
-        if name in _unary:
-            return lambda *args, **kwargs: _mapped(name, self, args, kwargs)
+        if name in _by_row:
+            return lambda *args, **kwargs: _mapped(name, getattr(Tensor, name), self, args, kwargs)
         raise AttributeError(f"Rows has no {name!r}: an operation that is not known to be row by row")
 
     def __getitem__(self, key: Any) -> Rows:
         keys = key if isinstance(key, tuple) else (key,)
         if not keys or keys[0] != slice(None):
             raise EngineError(f"rows can't be indexed by {key!r}: the first index must be ':'")
-        return Rows(self.value[keys], self.index)
+        return Rows(self.value[keys], self.indexes)
 
     def __add__(self, other: Any) -> Any:
         return _combine(operator.add, self, other)
@@ -104,52 +118,47 @@ class Rows:
     def __sub__(self, other: Any) -> Any:
         return _combine(operator.sub, self, other)
 
-    def tokens(self) -> Tensor:
-        """The value of every token, [1, T, D]."""
-        value_RD = self.value.squeeze(1) if self.value.ndim == 3 else self.value
-        return value_RD.index_select(0, self.index.row_T).unsqueeze(0)
 
-
-def _mapped(name: str, rows: Rows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _mapped(name: str, func: Any, rows: Rows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An operation that acts on every row by itself."""
-    place = _unary[name]
+    place = _by_row[name]
     dim = kwargs.get("dim", args[place] if place is not None and len(args) > place else None)
     if dim is not None and dim in (0, -rows.value.ndim):
         raise EngineError(f"{name} along the batch dimension of per-sequence rows")
-    out = getattr(rows.value, name)(*(a.value if isinstance(a, Rows) else a for a in args), **kwargs)
+    out = func(rows.value, *(a.value if isinstance(a, Rows) else a for a in args), **kwargs)
     if isinstance(out, tuple | list):
-        return type(out)(Rows(part, rows.index) for part in out)
-    return Rows(out, rows.index)
+        return type(out)(Rows(part, rows.indexes) for part in out)
+    return Rows(out, rows.indexes)
 
 
 def _combine(op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     rows = left if isinstance(left, Rows) else right
     other = right if isinstance(left, Rows) else left
     if isinstance(other, Rows):
-        return Rows(op(left.value, right.value), rows.index)
+        return Rows(op(left.value, right.value), rows.indexes)
     if isinstance(other, Tensor) and _is_stream(other, rows):
         return _meet(op, rows, other, rows is left)
-    if isinstance(other, Tensor) and other.ndim > 0 and other.ndim == rows.value.ndim and other.shape[0] != 1:
+    if isinstance(other, Tensor) and other.ndim == rows.value.ndim and other.ndim > 0 and other.shape[0] != 1:
         raise EngineError(
-            f"rows of {tuple(rows.value.shape)} met a tensor of {tuple(other.shape)}, neither a stream nor a table"
+            f"rows of {tuple(rows.value.shape)} met a tensor of {tuple(other.shape)}: no stream, no table"
         )
-    return Rows(op(rows.value, other) if rows is left else op(other, rows.value), rows.index)
+    return Rows(op(rows.value, other) if rows is left else op(other, rows.value), rows.indexes)
 
 
 def _is_stream(other: Tensor, rows: Rows) -> bool:
-    T = rows.index.num_tokens
     per_token = rows.value.ndim == 2 or (rows.value.ndim == 3 and rows.value.shape[1] == 1)
-    return per_token and other.ndim == 3 and other.shape[0] == 1 and other.shape[1] == T and T >= MIN_TOKENS
+    return per_token and other.ndim == 3 and other.shape[0] == 1 and other.shape[1] in rows.indexes
 
 
 def _meet(op: Callable[[Any, Any], Any], rows: Rows, stream_1TD: Tensor, rows_left: bool) -> Tensor:
     value_RD = rows.value.squeeze(1) if rows.value.ndim == 3 else rows.value
+    index = rows.indexes[stream_1TD.shape[1]]
     if op is operator.mul:
-        out: Tensor = _Scale.apply(stream_1TD, value_RD, rows.index)  # type: ignore[no-untyped-call]
+        out: Tensor = _Scale.apply(stream_1TD, value_RD, index)  # type: ignore[no-untyped-call]
     elif op is operator.add:
-        out = _Shift.apply(stream_1TD, value_RD, rows.index)  # type: ignore[no-untyped-call]
+        out = _Shift.apply(stream_1TD, value_RD, index)  # type: ignore[no-untyped-call]
     elif op is operator.sub and not rows_left:
-        out = _Shift.apply(stream_1TD, -value_RD, rows.index)  # type: ignore[no-untyped-call]
+        out = _Shift.apply(stream_1TD, -value_RD, index)  # type: ignore[no-untyped-call]
     else:
         raise EngineError(f"rows can't {op.__name__} with a stream of tokens")
     return out
@@ -210,8 +219,8 @@ def _row_sums(grad_1TD: Tensor, factor_1TD: Tensor | None, like_RD: Tensor, inde
     return out_RD
 
 
-# name -> place of its `dim` among the arguments; None where it has none
-_unary: dict[str, int | None] = {
+# name -> place of its `dim` among the arguments after the rows; None where it has none
+_by_row: dict[str, int | None] = {
     "float": None,
     "double": None,
     "to": None,
@@ -226,6 +235,8 @@ _unary: dict[str, int | None] = {
     "tanh": None,
     "neg": None,
     "silu": None,
+    "gelu": None,
+    "linear": None,
 }
 _binary: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,

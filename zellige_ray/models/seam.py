@@ -8,7 +8,7 @@ the call. A module that returns without having passed the seam used another back
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,11 +17,13 @@ from torch.overrides import TorchFunctionMode
 from zellige_ray.errors import EngineError
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v [T, N, H] -> o [T, N, H]
+Mask = Literal["refuse", "ignore"]
 
 
 class _Catch(TorchFunctionMode):
-    def __init__(self, name: str, attend: Attend) -> None:
+    def __init__(self, name: str, attend: Attend, mask: Mask) -> None:
         super().__init__()
+        self.mask = mask
         self.name = name
         self.attend = attend
         self.calls = 0
@@ -45,7 +47,7 @@ class _Catch(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        if attn_mask is not None or dropout_p or is_causal or enable_gqa:
+        if (attn_mask is not None and self.mask == "refuse") or dropout_p or is_causal or enable_gqa:
             raise EngineError(f"{self.name}: packed attention has neither mask, dropout, causality nor grouped heads")
         if scale is not None and abs(scale * query.shape[-1] ** 0.5 - 1) > 1e-6:
             raise EngineError(f"{self.name}: scale {scale} is not 1 / sqrt({query.shape[-1]})")
@@ -55,12 +57,12 @@ class _Catch(TorchFunctionMode):
         return self.attend(q, k, v).transpose(0, 1).unsqueeze(0)
 
 
-def install(module: nn.Module, name: str, attend: Attend) -> None:
+def install(module: nn.Module, name: str, attend: Attend, mask: Mask = "refuse") -> None:
     """Send the module's attention to `attend`; class, weights and state-dict keys stay as they are."""
     original = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with _Catch(name, attend) as catch:
+        with _Catch(name, attend, mask) as catch:
             out = original(*args, **kwargs)
         if catch.calls == 0:
             raise EngineError(

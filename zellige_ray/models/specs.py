@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from zellige_ray.errors import ModelError
 
@@ -21,6 +21,7 @@ class ModelSpec:
     patch: latent frames, rows and columns of one token. text: how captions enter. The strides and the channels are those
     of the latents it expects. extra_mlp_ratio: token-wise work beside self-attention's projections and the MLP, in units of
     one MLP ratio (cross-attention's query and output projections are 4 d^2 FLOPs, as much as one unit).
+    joint: which half comes first where text and visual tokens attend together. max_frames: 1 for picture models.
     max_degree: ranks that may share one sequence; None where any number can.
     """
 
@@ -31,6 +32,8 @@ class ModelSpec:
     spatial_stride: int = 8
     latent_channels: int = 16
     extra_mlp_ratio: float = 0.0
+    joint: Literal["txt", "img"] | None = None
+    max_frames: int | None = None
     max_degree: int | None = None
 
     def grid(self, latent_shape: tuple[int, int, int, int]) -> tuple[int, int, int]:
@@ -45,6 +48,8 @@ class ModelSpec:
                 f"latents of {tuple(sizes)} (frames, rows, columns) are no multiple of {self.name}'s patch {self.patch}; "
                 f"encode frames whose sides are multiples of {self.size_multiple}"
             )
+        if self.max_frames is not None and sizes[0] > self.max_frames:
+            raise ModelError(f"{self.name} takes {self.max_frames} latent frame, these latents have {sizes[0]}")
         f, h, w = (n // p for n, p in zip(sizes, self.patch, strict=True))
         return f, h, w
 
@@ -57,8 +62,15 @@ class ModelSpec:
         """Frames of a clip that can be used: 1, or the largest (patch x stride) n + 1 not above `frames`."""
         if frames < 1:
             raise ModelError(f"a clip of {frames} frames can't be used by {self.name}; it needs at least 1")
+        if self.max_frames == 1:
+            return 1
         step = self.temporal_stride * self.patch[0]
         return (frames - 1) // step * step + 1
+
+    @property
+    def patch_values(self) -> int:
+        """Values of one token."""
+        return self.latent_channels * self.patch[0] * self.patch[1] * self.patch[2]
 
     @property
     def size_multiple(self) -> int:
@@ -84,6 +96,16 @@ class ModelSpec:
 specs: dict[str, ModelSpec] = {
     "wan": ModelSpec("wan", patch=(1, 2, 2), text="cross", extra_mlp_ratio=1.0),
     "dit": ModelSpec("dit", patch=(1, 2, 2), text="cross", extra_mlp_ratio=1.0),
+    "flux": ModelSpec("flux", patch=(1, 2, 2), text="joint", joint="txt", max_frames=1),
+    "flux2": ModelSpec("flux2", patch=(1, 2, 2), text="joint", latent_channels=32, joint="txt", max_frames=1),
+    "qwen": ModelSpec("qwen", patch=(1, 2, 2), text="joint", joint="txt", max_frames=1),
+    "ltx": ModelSpec("ltx", (1, 1, 1), "cross", 8, 32, latent_channels=128, extra_mlp_ratio=1.0),
+    "hunyuan": ModelSpec("hunyuan", patch=(1, 2, 2), text="joint", joint="img"),
+    "sd3": ModelSpec("sd3", patch=(1, 2, 2), text="joint", joint="img", max_frames=1),
+    "cogvideox": ModelSpec("cogvideox", patch=(1, 2, 2), text="joint", joint="txt"),
+    "pixart": ModelSpec("pixart", (1, 2, 2), "cross", latent_channels=4, extra_mlp_ratio=1.0, max_frames=1),
+    "sana": ModelSpec("sana", (1, 1, 1), "cross", 1, 32, 32, extra_mlp_ratio=1.0, max_frames=1, max_degree=1),
+    "label_dit": ModelSpec("label_dit", patch=(1, 2, 2), text="cross", latent_channels=4, max_frames=1),
 }
 
 
