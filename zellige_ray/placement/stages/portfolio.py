@@ -6,6 +6,8 @@ the exchange of what it must cut. Where no floor is below the plan's time, no sp
 
 from __future__ import annotations
 
+from heapq import heapreplace
+
 import numpy as np
 
 from zellige_ray.placement.batch import Batch
@@ -13,12 +15,12 @@ from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.cost import CostModel
 from zellige_ray.placement.plan import Round
 from zellige_ray.placement.policies.bags import Spec, all_specs, place_spec
+from zellige_ray.placement.stages.pool import even_wait
 from zellige_ray.placement.stages.scene import Scene
 from zellige_ray.placement.timeline import peak_bytes, time_round
 
 WORK = 1500  # sequences placed in all while trying mixed specs
 MARGIN = 0.998  # a floor must be below this share of the plan's time to be tried
-Best = tuple[float, Round]
 
 
 def best_of_portfolio(
@@ -36,18 +38,51 @@ def best_of_portfolio(
         mixed = [spec for floor, spec in sorted(floors) if floor < MARGIN * time_s][: WORK // len(batch)]
     if not even and not mixed:
         return plan
-    best = (time_round(plan, cluster, cost).layer_s, plan)
+    best = time_s
+    chosen: Spec | None = None
     for spec in even + mixed:
-        if _floor(scene, spec, best[0]) < MARGIN * best[0]:
-            best = _better(best, place_spec(batch, cluster, cost, spec), cluster, cost)
-    return best[1]
-
-
-def _better(best: Best, other: Round, cluster: Cluster, cost: CostModel) -> Best:
+        if _floor(scene, spec, best) < MARGIN * best:
+            time = _greedy_time(scene, spec, MARGIN * best)
+            best, chosen = min((best, chosen), (time, spec), key=lambda x: x[0])
+    if chosen is None:
+        return plan
+    other = place_spec(batch, cluster, cost, chosen)
     time = time_round(other, cluster, cost)
-    peak = peak_bytes(time, cluster.world_size, cost)
-    fits = bool((peak <= np.array(cluster.memory_bytes)).all())
-    return (time.layer_s, other) if fits and time.layer_s < best[0] * (1 - 1e-6) else best
+    fits = bool((peak_bytes(time, size, cost) <= np.array(cluster.memory_bytes)).all())
+    return other if fits and time.layer_s < time_round(plan, cluster, cost).layer_s else plan
+
+
+def _greedy_time(scene: Scene, spec: Spec, enough: float) -> float:
+    """The time of `place_spec` without its rows: even groups are as long as their load and exchange per rank. Seconds.
+
+    Infinite as soon as it is not below enough.
+    """
+    size = sum([g * k for g, k in spec])
+    copies, worst = scene.world_size // size, 0.0
+    for copy in range(copies):
+        mine = range(copy, len(scene.work), copies)
+        share = sum([scene.work[j] for j in mine]) / size
+        heaps, first = [], 0
+        for g, k in spec:
+            heaps.append((g, share * g, [(0.0, i) for i in range(first, first + k)]))
+            first += k
+        loads, tokens, sizes = [0.0] * first, [0] * first, [g for g, k in spec for _ in range(k)]
+        for j in mine:
+            work, n = scene.work[j], scene.tokens[j]
+            able = [heap for g, most, heap in heaps if most >= work and n >= g] or [heaps[-1][2]]
+            heap = able[0] if len(able) == 1 else min(able)
+            fill, i = heap[0]
+            heapreplace(heap, (fill + work / sizes[i], i))
+            loads[i] += work
+            tokens[i] += n
+        at = copy * size
+        for g, load, total in zip(sizes, loads, tokens, strict=True):
+            nodes = len({scene.node_of[r] for r in range(at, at + g)})
+            worst = max(worst, load / g + (even_wait(scene, total, g, nodes) if g > 1 else 0.0))
+            at += g
+        if worst >= enough:
+            return float("inf")
+    return worst
 
 
 def _cut_rows(scene: Scene, time_s: float, degree: int) -> float:
