@@ -3,7 +3,7 @@
 # PYTHON   the interpreter that .venv is made from (3.11 or newer)
 # ARGS     handed on: `make train ARGS="my.yaml steps=500"`, `make test ARGS="tests/placement -x"`
 #
-# pip's own settings choose where torch comes from, as in PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# pip's own settings choose where torch comes from: PIP_INDEX_URL, PIP_EXTRA_INDEX_URL (README, "Which torch")
 
 PYTHON ?= python3
 VENV ?= .venv
