@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from zellige_ray.config import dump_config, load_config
 from zellige_ray.configs import configs
@@ -26,6 +28,7 @@ from zellige_ray.monitor.events import (
 )
 from zellige_ray.monitor.history import History
 from zellige_ray.monitor.metrics import JsonLines
+from zellige_ray.placement import CostModel, Sequence, load_hardware, load_model, make_plan, plan_to_json
 from zellige_ray.placement.plan import RankLoad
 
 STEPS = 12
@@ -74,6 +77,7 @@ def folder(tmp_path: Path, events: list[Event]) -> Path:
     (tmp_path / run_folder.CONFIG).write_text(dump_config(load_config(configs["mini"])))
     (tmp_path / run_folder.SUMMARY).write_text(json.dumps({"samples_lost": 0, "samples_doubled": 0, "steps": STEPS}))
     write_environment(tmp_path)
+    _keep_plans(tmp_path)
     previews = tmp_path / run_folder.PREVIEWS / "step-000012"
     previews.mkdir(parents=True)
     (previews / "coffee.png").write_bytes(PIXEL)
@@ -92,3 +96,16 @@ def history(events: list[Event]) -> History:
     for event in events:
         out.see(event)
     return out
+
+
+def _keep_plans(folder: Path) -> None:
+    """Plans of two steps on the four ranks of the first epoch, and what they were made with."""
+    hardware = dataclasses.replace(load_hardware("cpu"), nodes=1, ranks_per_node=4, speed=None)
+    model = load_model("dit-xl")
+    (folder / run_folder.HARDWARE).write_text(yaml.safe_dump(hardware.to_dict()))
+    (folder / run_folder.MODEL).write_text(yaml.safe_dump(model.to_dict()))
+    (folder / run_folder.PLANS).mkdir()
+    for step in (4, 5):
+        batch = [Sequence("a long clip", 4000 * step), *(Sequence(f"picture {i}", 900 + 50 * i) for i in range(6))]
+        plan = make_plan(batch, hardware.cluster(), CostModel(hardware, model))
+        (folder / run_folder.PLANS / f"step-{step:06d}.json").write_text(json.dumps(plan_to_json(plan)))

@@ -101,6 +101,19 @@ def test_colours_follow_the_page_in_light_and_dark(folder: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
+def test_plans_are_drawn_and_told(folder: Path, page: Page) -> None:
+    pictures = [value for _, name, value in page.attributes if name == "src" and value.startswith("data:image/svg+xml")]
+    assert len(pictures) == 2
+    told = [value for tag, name, value in page.attributes if tag == "img" and name == "alt" and "Mosaic" in value]
+    assert all("a long clip over 4 ranks" in words for words in told)
+    assert "Step 5, the last: 7 sequences on 4 ranks, predicted 0.42 s, measured 0.50 s." in page.text
+
+
+def test_no_plans_or_not_what_they_were_made_with_is_no_fault(folder: Path) -> None:
+    (folder / run_folder.HARDWARE).unlink()
+    assert "Mosaic" not in write_report(folder).read_text()
+
+
 def test_previews_are_inside_the_page(folder: Path, page: Page) -> None:
     picture = (folder / "previews/step-000012/coffee.png").read_bytes()
     assert ("img", "src", f"data:image/png;base64,{base64.b64encode(picture).decode()}") in page.attributes

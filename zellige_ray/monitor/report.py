@@ -59,6 +59,12 @@ def render_report(folder: Path, timed: list[tuple[float, Event]]) -> str:
             sections.load(history),
         ),
         (
+            "plans",
+            "Plans",
+            "Ranks down, time across, one tile per piece of work: whole short sequences muted, cut long ones vivid.",
+            sections.plans(history, folder),
+        ),
+        (
             "time",
             "Seconds per step",
             "The lower bound is all work over the speed of all ranks, without any communication.",

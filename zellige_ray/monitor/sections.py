@@ -13,6 +13,7 @@ from zellige_ray.monitor.bars import phases
 from zellige_ray.monitor.charts import Series, chart
 from zellige_ray.monitor.events import CheckpointEvent, Event, MembershipEvent, NoteEvent
 from zellige_ray.monitor.history import History, Load
+from zellige_ray.monitor.plan_pictures import plan_pictures
 from zellige_ray.monitor.progress import clock_text, membership_line
 from zellige_ray.monitor.summary import shown_figures
 
@@ -80,6 +81,17 @@ def load(history: History) -> str:
         f'<div class="scroll" tabindex="0" role="group" aria-label="Load bars of all ranks">{bars}</div>'
         f"<details><summary>The same as a table</summary>{_table(head, rows)}</details>"
     )
+
+
+def plans(history: History, folder: Path) -> str:
+    """Mosaics of the plans that are worth a look."""
+    pictures = [
+        f'<figure class="mosaic"><div class="scroll" tabindex="0" role="group" aria-label="Mosaic">'
+        f'<img src="{picture.source}" alt="{html.escape(picture.alt)}"></div>'
+        f"<figcaption>{_text(picture.caption)}</figcaption></figure>"
+        for picture in plan_pictures(folder, history.steps)
+    ]
+    return "".join(pictures) or NOTHING
 
 
 def policies(history: History) -> str:
