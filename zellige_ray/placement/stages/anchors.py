@@ -40,16 +40,19 @@ def layouts(scene: Scene, site: Site, target_s: float, limit: int) -> list[tuple
         whole = Pool(scene, site.ranks, anchors)
         out.append((_estimate(scene, site, target_s, anchors, whole.wait), [whole]))
         if len(site.nodes) == 1 and not scene.full:
-            options = [(s, g, w) for g in _groupings(anchors) for s, w in _widths(scene, site, g, target_s)]
+            options = [(s, g, w) for g in _groupings(anchors, scene.small) for s, w in _widths(scene, site, g, target_s)]
             options.sort(key=lambda x: (x[0], x[2]))
             out += [(score, _pools(scene, site.ranks, groups, widths)) for score, groups, widths in options[:limit]]
     return sorted(out, key=lambda x: x[0])
 
 
-def _groupings(anchors: list[int]) -> Iterator[Groups]:
-    """All ways to group a few anchors, or of many each on its own and the longest apart from the rest."""
-    if len(anchors) > MANY:
+def _groupings(anchors: list[int], all_ways: bool) -> Iterator[Groups]:
+    """Each anchor on its own; or all ways to group a few, and of many the longest apart from the rest."""
+    if not all_ways or len(anchors) > MANY:
         yield [[j] for j in anchors]
+    if not all_ways:
+        return
+    if len(anchors) > MANY:
         for k in range(1, len(anchors) - 1):
             yield [*[[j] for j in anchors[:k]], anchors[k:]]
         return

@@ -31,6 +31,8 @@ class Fluid:
 
 def pool_time(scene: Scene, pool: Pool) -> float:
     """Fluid time of a pool: the better of the two shapes; longer where its tokens don't fit in memory."""
+    if pool.time >= 0.0:
+        return pool.time
     if not pool.anchors:
         time = pool.load[0] / pool.speeds[0]
     elif len(pool.anchors) == 1:
@@ -39,7 +41,8 @@ def pool_time(scene: Scene, pool: Pool) -> float:
         time = fluid(scene, pool, wide=False).time_s
         if time > pool.work / pool.speed * GOOD:
             time = min(time, fluid(scene, pool, wide=True).time_s)
-    return time * (1 + PENALTY * (pool.tokens / pool.cap - 1)) if pool.tokens > pool.cap else time
+    pool.time = time * (1 + PENALTY * (pool.tokens / pool.cap - 1)) if pool.tokens > pool.cap else time
+    return pool.time
 
 
 def _single_time(scene: Scene, pool: Pool) -> float:

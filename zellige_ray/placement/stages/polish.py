@@ -12,10 +12,10 @@ from zellige_ray.placement.stages.fluid import pool_time
 from zellige_ray.placement.stages.pool import Pool, merge
 from zellige_ray.placement.stages.scene import Scene
 
-GOOD = 0.001  # of the mean: pools this close to it need no polish
-PARTNERS = 3
+GOOD = 0.002  # of the mean: pools this close to it need no polish
+PARTNERS = 2
 CUTS = 2  # of the longest fillers of a pool are tried as anchors
-WIDEST = 48  # fillers of a pool that are looked at, longest first
+WIDEST = 24  # fillers of a pool that are looked at, longest first
 
 Item = tuple[float, int, int]  # work, sequence, position of its rank in the pool
 
@@ -24,6 +24,10 @@ def polish(scene: Scene, pools: list[Pool], owner: dict[int, int], steps: int) -
     """Takes up to `steps` steps; changes the pools and owner, returns the pools."""
     if len(pools) == 1:
         return pools
+    times = [pool_time(scene, pool) for pool in pools]
+    total = sum([pool.speed for pool in pools])
+    if max(times) <= sum([t * p.speed for t, p in zip(times, pools, strict=True)]) / total * (1 + GOOD):
+        return pools
     spot = {r: (c, k) for c, pool in enumerate(pools) for k, r in enumerate(pool.ranks)}
     items: list[list[Item]] = [[] for _ in pools]
     for j, rank in owner.items():
@@ -31,8 +35,6 @@ def polish(scene: Scene, pools: list[Pool], owner: dict[int, int], steps: int) -
         items[c].append((scene.work[j], j, k))
     for part in items:
         part.sort()
-    times = [pool_time(scene, pool) for pool in pools]
-    total = sum([pool.speed for pool in pools])
     for _ in range(steps):
         mean = sum([t * p.speed for t, p in zip(times, pools, strict=True)]) / total
         a = times.index(max(times))

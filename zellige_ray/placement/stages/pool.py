@@ -11,10 +11,11 @@ class Pool:
     A rank without anchors is a pool of one. wait: both exchanges, estimated for even cuts. load = linear + own.
     """
 
-    __slots__ = ("anchors", "cap", "even", "linear", "load", "own", "ranks", "speed", "speeds", "tokens", "wait", "work")
+    __slots__ = ("anchors", "cap", "even", "linear", "load", "own", "ranks", "speed", "speeds", "time", "tokens", "wait", "work")
 
     def __init__(self, scene: Scene, ranks: list[int], anchors: list[int]) -> None:
         size = len(ranks)
+        self.time = -1.0  # fluid time, where known
         self.ranks = ranks
         self.anchors = anchors
         self.speeds = [scene.speed[r] for r in ranks]
@@ -36,6 +37,7 @@ class Pool:
         self.load[k] += scene.work[j]
         self.work += scene.work[j]
         self.tokens += scene.tokens[j]
+        self.time = -1.0
 
     def take(self, scene: Scene, j: int, k: int) -> None:
         """Filler j away from the rank at position k."""
@@ -44,6 +46,7 @@ class Pool:
         self.load[k] -= scene.work[j]
         self.work -= scene.work[j]
         self.tokens -= scene.tokens[j]
+        self.time = -1.0
 
     def copy(self) -> Pool:
         """The same pool, to be changed on its own."""
@@ -51,7 +54,7 @@ class Pool:
         out.ranks, out.anchors, out.speeds, out.speed = self.ranks, self.anchors, self.speeds, self.speed
         out.even, out.cap, out.wait = self.even, self.cap, self.wait
         out.linear, out.own, out.load = self.linear[:], self.own[:], self.load[:]
-        out.work, out.tokens = self.work, self.tokens
+        out.work, out.tokens, out.time = self.work, self.tokens, self.time
         return out
 
 
@@ -62,6 +65,7 @@ def merge(scene: Scene, pools: list[Pool], extra: list[int]) -> Pool:
     out.own = [x for p in pools for x in p.own]
     out.load = [x for p in pools for x in p.load]
     out.work += sum(out.load)
+    out.time = -1.0
     out.tokens = sum([p.tokens for p in pools]) + sum([scene.tokens[j] for j in extra])
     return out
 

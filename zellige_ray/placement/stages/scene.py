@@ -11,6 +11,7 @@ from zellige_ray.placement.cost import CostModel
 
 TIGHT = 0.55  # share of all memory for tokens above which ranks are watched
 FULL = 0.75  # share above which ranks of a node share anchors, so that their tokens are level
+SMALL = 4  # sequences per rank, up to which more layouts are weighed
 BUFFERS = 0.03  # share of the memory for tokens that is left for exchange buffers
 
 
@@ -21,7 +22,7 @@ class Scene:
     row_s: one token's q, k, v or o of one head quantum on a link (in the node, across nodes). quanta: head quanta of
     the model (key heads). target_s: work over speeds, which is the ideal time of a rank. cap: tokens that
     fit on each rank; tight, full: is memory so short that placing must look at it,
-    that tokens must be level. short_token_s: work of a token of the shortest sequence. passes: each pass's share of compute and of exchange;
+    that tokens must be level. small: are there so few sequences that more layouts are weighed. short_token_s: work of a token of the shortest sequence. passes: each pass's share of compute and of exchange;
     own attention hides a wait fully from hidden_at times the wait.
     """
 
@@ -42,6 +43,7 @@ class Scene:
     tight: bool
     full: bool
     short_token_s: float
+    small: bool
     passes: tuple[tuple[float, float], ...]
     hidden_at: float
     overlap: bool
@@ -83,6 +85,7 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
         cap=cap,
         tight=tokens > TIGHT * sum(cap),
         full=tokens > FULL * sum(cap),
+        small=len(batch) <= SMALL * size,
         short_token_s=float(batch.linear_S[-1] + batch.attention_S[-1]) / float(batch.tokens_S[-1]),
         passes=passes,
         hidden_at=max([e / c for c, e in passes]),
