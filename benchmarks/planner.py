@@ -1,4 +1,4 @@
-"""The planner's speed and quality claims: `python benchmarks/planner.py [--json]`, the same as `zellige bench planner`."""
+"""The planner's speed and quality claims: `python benchmarks/planner.py [--json]` is `zellige bench planner`."""
 
 import sys
 from pathlib import Path

@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", required=True, metavar="B.jsonl", help="the sequences, one JSON row per line")
     parser.add_argument("--hardware", required=True, metavar="H", help="preset name or YAML file")
     parser.add_argument("--model", required=True, metavar="M", help="preset name or YAML file")
-    parser.add_argument("--policy", default="zellige", help="zellige, dp, cp, bags:g1n8+g2n4, bags:best, ... (default: zellige)")
+    parser.add_argument(
+        "--policy", default="zellige", help="zellige, dp, cp, bags:g1n8+g2n4, bags:best, ... (default: zellige)"
+    )
     parser.add_argument("--out", metavar="plan.json", help="write the plan (format zellige.plan/1)")
     parser.add_argument("--picture", metavar="p.svg|png", help="draw the plan as a mosaic: ranks down, time across")
     parser.add_argument("--trace", metavar="t.json", help="write the timeline as a Chrome trace (opens in Perfetto)")

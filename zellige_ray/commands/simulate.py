@@ -22,8 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", required=True, metavar="H", help="preset name or YAML file")
     parser.add_argument("--model", required=True, metavar="M", help="preset name or YAML file")
     parser.add_argument("--policies", default=POLICIES, metavar="a,b,c", help=f"default: {POLICIES}")
-    parser.add_argument("--baseline", metavar="POLICY", help="ratios are to it (default: bags:best-static, else the last)")
-    parser.add_argument("--batches", type=int, default=10, metavar="N", help="batches of a named workload (default: 10)")
+    parser.add_argument(
+        "--baseline", metavar="POLICY", help="ratios are to it (default: bags:best-static, else the last)"
+    )
+    parser.add_argument(
+        "--batches", type=int, default=10, metavar="N", help="batches of a named workload (default: 10)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="first seed of a named workload (default: 0)")
     parser.add_argument("--json", action="store_true", help="the figures as one JSON object on stdout")
     parser.add_argument("--picture", metavar="p.svg|png", help="bars of step time per policy, over the lower bound")

@@ -66,7 +66,9 @@ def _colors(plan: Plan, segments: list[Segment]) -> dict[str, str]:
 def _tiles(axes: Any, segments: list[Segment], colors: dict[str, str], row: dict[int, int]) -> None:
     from matplotlib.collections import PolyCollection
 
-    groups: dict[str, tuple[list[Any], list[Any]]] = {k: ([], []) for k in ("linear", "attention", "exchange", "flight")}
+    groups: dict[str, tuple[list[Any], list[Any]]] = {
+        k: ([], []) for k in ("linear", "attention", "exchange", "flight")
+    }
     for s in segments:
         low, high = row[s.rank] - TALL / 2, row[s.rank] + TALL / 2
         if s.kind == "flight":
@@ -78,7 +80,11 @@ def _tiles(axes: Any, segments: list[Segment], colors: dict[str, str], row: dict
         boxes, faces = groups[kind]
         axes.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors=GROUT, linewidths=0.45, alpha=alpha))
     for kind, hatch in (("exchange", "////"), ("flight", "//////")):
-        style = {"facecolors": "none" if kind == "exchange" else PLASTER, "edgecolors": INK, "hatch": hatch}
+        style: dict[str, Any] = {
+            "facecolors": "none" if kind == "exchange" else PLASTER,
+            "edgecolors": INK,
+            "hatch": hatch,
+        }
         axes.add_collection(PolyCollection(groups[kind][0], linewidths=0.25, zorder=3, **style))
 
 
@@ -87,7 +93,7 @@ def _labels(axes: Any, segments: list[Segment], colors: dict[str, str], row: dic
     for rank, name, start, stop in _runs(segments):
         if stop - start > 0.075 * end:
             ink = INK if _light(colors[name]) else "white"
-            style = {"ha": "center", "va": "center", "fontsize": 6.5, "color": ink, "zorder": 4}
+            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5, "color": ink, "zorder": 4}
             axes.text((start + stop) / 2, row[rank], _short(name), **style)
 
 
@@ -171,7 +177,9 @@ def _legend(axes: Any, plan: Plan, segments: list[Segment], colors: dict[str, st
     axes.add_artist(first)
     if named:
         height = axes.figure.get_size_inches()[1]
-        second = axes.legend(handles=named, title="anchors: cut over ranks", bbox_to_anchor=(1.005, 1 - 1.75 / height), **style)
+        second = axes.legend(
+            handles=named, title="anchors: cut over ranks", bbox_to_anchor=(1.005, 1 - 1.75 / height), **style
+        )
         second._legend_box.align = "left"
 
 

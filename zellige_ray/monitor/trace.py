@@ -19,7 +19,9 @@ def chrome_trace(plan: Plan, cluster: Cluster, cost: CostModel) -> dict[str, Any
     for node in sorted(set(cluster.node_of_rank)):
         events.append({"ph": "M", "name": "process_name", "pid": node, "args": {"name": f"node {node}"}})
     for rank, node in enumerate(cluster.node_of_rank):
-        events.append({"ph": "M", "name": "thread_name", "pid": node, "tid": 2 * rank, "args": {"name": f"rank {rank}"}})
+        events.append(
+            {"ph": "M", "name": "thread_name", "pid": node, "tid": 2 * rank, "args": {"name": f"rank {rank}"}}
+        )
         flight = {"name": f"rank {rank}, data in flight"}
         events.append({"ph": "M", "name": "thread_name", "pid": node, "tid": 2 * rank + 1, "args": flight})
     tokens = {i: n for r in plan.rounds for i, n in zip(r.ids, r.tokens_S.tolist(), strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,8 +37,13 @@ class Batch:
     def take(self, index_K: IntArray) -> Batch:
         """The batch of some of the sequences; the order of the index must be ascending."""
         ids = tuple(self.ids[i] for i in index_K.tolist())
-        parts = (self.tokens_S, self.text_tokens_S, self.linear_S, self.attention_S)
-        return Batch(ids, *(part[index_K] for part in parts))
+        return Batch(
+            ids,
+            self.tokens_S[index_K],
+            self.text_tokens_S[index_K],
+            self.linear_S[index_K],
+            self.attention_S[index_K],
+        )
 
 
 def make_batch(sequences: Iterable[Sequence], cost: CostModel) -> Batch:
@@ -92,7 +98,7 @@ def _row(where: str, line: str) -> Sequence:
 
 def _check(ids: tuple[str, ...], visual: tuple[int, ...], text: tuple[int, ...]) -> None:
     if len(set(ids)) != len(ids):
-        twice = next(a for a, b in zip(ids, ids[1:], strict=False) if a == b)
+        twice = next(a for a, b in itertools.pairwise(ids) if a == b)
         raise PlanError(f"sequence id {twice!r} occurs twice in the batch, ids must be unique")
     if set(map(type, visual)) | set(map(type, text)) != {int} or min(visual) < 1 or min(text) < 0:
         for name, tokens, texts in zip(ids, visual, text, strict=True):

@@ -12,8 +12,9 @@ def rank_graph(round_: Round, world_size: int) -> nx.Graph:
     graph: nx.Graph = nx.Graph()
     graph.add_nodes_from(range(world_size))
     holders: dict[int, set[int]] = {}
-    for part in (*round_.shards(), *round_.tiles()):
-        holders.setdefault(part.sequence, set()).add(part.rank)
+    for rows in (round_.shards_K4, round_.tiles_M6):
+        for sequence, rank in rows[:, :2].tolist():
+            holders.setdefault(sequence, set()).add(rank)
     for ranks in holders.values():
         first, *rest = sorted(ranks)
         graph.add_edges_from((first, r) for r in rest)

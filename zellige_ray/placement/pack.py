@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as List
 
 import numpy as np
@@ -37,7 +38,7 @@ def pack_round(
 def even_cuts(total: int, parts: int) -> list[tuple[int, int]]:
     """[0, total) in `parts` intervals that differ by at most one; empty ones are kept."""
     cuts = [total * i // parts for i in range(parts + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(itertools.pairwise(cuts))
 
 
 def even_rows(

@@ -62,6 +62,10 @@ class Round:
     first: tuple[str, ...] = ()
     second: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for array in (self.tokens_S, self.text_tokens_S, self.shards_K4, self.tiles_M6):
+            array.setflags(write=False)
+
     def shards(self) -> Iterator[Shard]:
         return (Shard(*row) for row in self.shards_K4.tolist())
 
@@ -108,7 +112,7 @@ class Plan:
     hash: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hash", _hash(self.world_size, self.rounds))
+        object.__setattr__(self, "hash", plan_hash(self.world_size, self.rounds))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.hash == other.hash
@@ -121,7 +125,7 @@ class Plan:
         return sum(len(r.ids) for r in self.rounds)
 
 
-def _hash(world_size: int, rounds: tuple[Round, ...]) -> str:
+def plan_hash(world_size: int, rounds: tuple[Round, ...]) -> str:
     """sha256 of the canonical arrays; policy, prediction and epoch do not count."""
     digest = hashlib.sha256(f"{FORMAT}|{world_size}|{len(rounds)}".encode())
     for r in rounds:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from zellige_ray.errors import PlanError
 from zellige_ray.placement.batch import Batch, make_batch
 from zellige_ray.placement.bound import batch_bound_s

@@ -22,7 +22,7 @@ UNITS = 200_000  # integer time units in the ideal time of a rank
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """A solution. Units: seconds per layer. bound_s: no plan of even degrees is faster. gap: time over bound, less 1."""
+    """A solution. Units: seconds per layer. bound_s: no plan of even degrees is faster."""
 
     round: Round
     time_s: float
@@ -48,7 +48,7 @@ def solve_reference(
     if len(set(cluster.node_of_rank)) > 1 or len(set(cluster.speed)) > 1:
         raise PlanError("the joint reference is for equal ranks on one node")
     plain = CostModel(cost.hardware, cost.model, overlap=False)
-    model, member, makespan, unit_s = _formulate(cp_model, batch, cluster, plain)
+    model, member, unit_s = _formulate(cp_model, batch, cluster, plain)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = limit_s
     solver.parameters.relative_gap_limit = gap
@@ -58,7 +58,10 @@ def solve_reference(
         raise PlanError(f"the joint reference found no plan of {len(batch)} sequences in {limit_s:g} s; raise limit_s")
     ranks_of = []
     for j in range(len(batch)):
-        chosen = [(g, [r for r in range(cluster.world_size) if solver.value(member[j, g, r])]) for g in _degrees(batch, cluster, cost, j)]
+        chosen = [
+            (g, [r for r in range(cluster.world_size) if solver.value(member[j, g, r])])
+            for g in _degrees(batch, cluster, cost, j)
+        ]
         ranks_of.append(next(tuple(ranks) for g, ranks in chosen if len(ranks) == g))
     round_ = place_even(batch, cost.model, ranks_of)
     time_s = time_round(round_, cluster, plain).layer_s
@@ -72,8 +75,8 @@ def _degrees(batch: Batch, cluster: Cluster, cost: CostModel, j: int) -> list[in
     return [g for g in range(1, most + 1) if quanta % g == 0]
 
 
-def _formulate(cp_model: Any, batch: Batch, cluster: Cluster, cost: CostModel) -> tuple[Any, dict[Any, Any], Any, float]:
-    """The CP-SAT model, its membership variables (sequence, degree, rank), the makespan, and seconds per unit."""
+def _formulate(cp_model: Any, batch: Batch, cluster: Cluster, cost: CostModel) -> tuple[Any, dict[Any, Any], float]:
+    """The CP-SAT model, its membership variables (sequence, degree, rank), and seconds per unit."""
     size, num = cluster.world_size, len(batch)
     ideal = float(batch.linear_S.sum() + batch.attention_S.sum()) / size
     unit_s = ideal / UNITS / cluster.speed[0]
@@ -121,7 +124,7 @@ def _formulate(cp_model: Any, batch: Batch, cluster: Cluster, cost: CostModel) -
             model.add(level[phase, r] >= sum(load[phase, r]) + extra)
         model.add(makespan >= sum(level[phase, r] for phase in phases))
     model.minimize(makespan)
-    return model, member, makespan, unit_s
+    return model, member, unit_s
 
 
 def _parts(batch: Batch, cost: CostModel, j: int, g: int) -> tuple[float, float, float, float]:

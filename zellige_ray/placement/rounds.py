@@ -25,14 +25,14 @@ def least_rounds(batch: Batch, cluster: Cluster, cost: CostModel) -> int:
     if capacity.max() < 1:
         raise PlanError(
             f"model {cost.model.name!r}: parameters, gradients and optimizer need {state / GIB:.2f} GiB on each of "
-            f"{size} ranks, the largest has {max(cluster.memory_bytes) / GIB:.2f} GiB; raise nodes, raise memory_bytes, "
+            f"{size} ranks, the largest has {max(cluster.memory_bytes) / GIB:.2f} GiB; raise nodes or memory_bytes, "
             f"or set state: fsdp"
         )
     if capacity.min() < 0:
         rank = int(capacity.argmin())
         raise PlanError(
-            f"model {cost.model.name!r}: parameters, gradients and optimizer need {state / GIB:.2f} GiB, rank {rank} has "
-            f"{cluster.memory_bytes[rank] / GIB:.2f} GiB; raise memory_bytes, or leave the rank out"
+            f"model {cost.model.name!r}: parameters, gradients and optimizer need {state / GIB:.2f} GiB, rank {rank} "
+            f"has {cluster.memory_bytes[rank] / GIB:.2f} GiB; raise memory_bytes, or leave the rank out"
         )
     total = float(capacity.sum())
     if batch.tokens_S[0] > total:

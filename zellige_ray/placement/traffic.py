@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +69,7 @@ def _portions(shards: IntArray, tiles: IntArray, num: int) -> list[tuple[int, in
     while cuts[-1] < len(shards):
         done = pairs[cuts[-1] - 1] if cuts[-1] else 0
         cuts.append(max(cuts[-1] + 1, int(np.searchsorted(pairs, done + PAIRS_AT_ONCE, side="right"))))
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(itertools.pairwise(cuts))
 
 
 def _flow(shards: IntArray, tiles: IntArray, fresh_M: IntArray, node: IntArray, flows: FloatArray) -> IntArray:

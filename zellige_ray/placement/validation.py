@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,14 +10,16 @@ import numpy as np
 from zellige_ray.errors import PlanError
 from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.model import ModelPreset
-from zellige_ray.placement.plan import IntArray, Plan, Round
+from zellige_ray.placement.plan import IntArray, Plan, Round, plan_hash
 from zellige_ray.placement.sequence import Sequence
 
 
 def validate(plan: Plan, sequences: Iterable[Sequence], model: ModelPreset, cluster: Cluster) -> None:
-    """Raises PlanError naming the sequence and what is missing, doubled or misplaced in the plan."""
+    """Raises PlanError naming the sequence and what is missing, doubled or misplaced, or that the plan was changed."""
     if plan.world_size != cluster.world_size:
         raise PlanError(f"plan is for {plan.world_size} ranks, the cluster has {cluster.world_size}")
+    if plan.hash != plan_hash(plan.world_size, plan.rounds):
+        raise PlanError(f"plan {plan.hash[:12]} was changed after it was made: its hash no longer fits its rounds")
     joint = model.text == "joint"
     want = sorted((s.id, s.tokens + s.text_tokens if joint else s.tokens, s.text_tokens) for s in sequences)
     validate_lengths(plan, want)
@@ -104,7 +107,7 @@ def _cover_grid(round_: Round, index: int, rects: IntArray, heads: int) -> None:
     tokens = int(round_.tokens_S[index])
     edges = sorted({0, tokens, *rects[:, 2].tolist(), *rects[:, 3].tolist()})
     rows = rects[np.argsort(rects[:, 0], kind="stable")].tolist()
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         at = 0
         for h0, h1, q0, q1 in rows:
             if q0 <= low and q1 >= high:
@@ -114,5 +117,6 @@ def _cover_grid(round_: Round, index: int, rects: IntArray, heads: int) -> None:
                 at = h1
         if at != heads:
             raise PlanError(
-                f"sequence {round_.ids[index]}: attention of queries [{low}, {high}) not covered once by heads [0, {heads})"
+                f"sequence {round_.ids[index]}: attention of queries [{low}, {high}) not covered once "
+                f"by heads [0, {heads})"
             )

@@ -28,7 +28,7 @@ class Group(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """A bucket of a trainer: tokens of one latent frame (least, most), latent frames, keep probability, batch per rank."""
+    """A bucket of a trainer: tokens of a latent frame (least, most), latent frames, keep probability, batch."""
 
     frame_tokens: tuple[int, int]
     frames: int
@@ -72,7 +72,7 @@ OPENSORA2_STAGE2 = [
 
 
 def from_groups(groups: tuple[Group, ...]) -> Workload:
-    """Every rank of every group draws its batch; lengths of a rank share a jitter of 4 %. Scaled to the world by copies."""
+    """Every rank of every group draws its batch; lengths of a rank share a jitter of 4 %. Copies fill the world."""
 
     def draw(world: int, rng: np.random.Generator) -> Lengths:
         size = sum(g.ranks for g in groups)

@@ -18,7 +18,7 @@ from zellige_ray.placement.policies.kk import place_kk
 from zellige_ray.placement.policies.pow2 import place_pow2
 from zellige_ray.placement.policies.zellige import place_zellige
 
-# The last argument is what follows the colon in a policy's name, such as the spec in `bags:g4n8`; empty when there is none.
+# The last argument is what follows the colon in a policy's name, such as the spec in `bags:g4n8`, or empty.
 Policy = Callable[[Batch, Cluster, CostModel, str], Round]
 
 policies: dict[str, Policy] = {

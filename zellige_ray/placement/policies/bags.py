@@ -57,7 +57,7 @@ def place_spec(batch: Batch, cluster: Cluster, cost: CostModel, spec: Spec) -> R
 
 
 def parse_spec(text: str, world_size: int) -> Spec:
-    """`g1n8+g2n4` is eight groups of one rank and four of two; raises PlanError unless copies of it fill the cluster."""
+    """`g1n8+g2n4`: eight groups of one rank, four of two; raises PlanError unless copies of it fill the cluster."""
     parts = [re.fullmatch(r"g(\d+)n(\d+)", part) for part in text.split("+")]
     if not text or not all(parts):
         raise PlanError(f"bag spec {text!r} is not of the form g1n8+g2n4 (groups of g ranks, n of them), nor best")

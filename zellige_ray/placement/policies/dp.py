@@ -23,7 +23,7 @@ def place_dp(batch: Batch, cluster: Cluster, cost: CostModel, argument: str = ""
 
 
 def longest_first(work: list[float], speed: tuple[float, ...]) -> list[int]:
-    """The rank of each piece of work, taken in the given order, onto the rank with the least load; ties to the lower rank."""
+    """The rank of each piece of work in the given order: always the least loaded, ties to the lower rank."""
     heap = [(0.0, rank) for rank in range(len(speed))]
     heapify(heap)
     out = []

@@ -30,7 +30,7 @@ def place_even_degrees(batch: Batch, cluster: Cluster, cost: CostModel, argument
 
 
 def _place(scene: Scene, degrees: list[int], target_s: float) -> list[tuple[int, ...]]:
-    """Longest first: the least degree that fits under the target, else the one that ends first; a run of ranks in a node."""
+    """Longest first, on ranks of a node: the least degree that fits the target, else the one that ends first."""
     load = [0.0] * scene.world_size
     order = [r for ranks in scene.nodes for r in ranks]
     out = []

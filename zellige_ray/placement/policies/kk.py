@@ -1,4 +1,4 @@
-"""Policy `kk`: whole sequences by Karmarkar and Karp's largest differencing, as trainers balance data parallel ranks."""
+"""Policy `kk`: whole sequences by Karmarkar and Karp's largest differencing, as trainers balance their ranks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ def place_kk(batch: Batch, cluster: Cluster, cost: CostModel, argument: str = ""
 
 
 def largest_differencing(work: list[float], parts: int) -> list[list[int]]:
-    """`parts` sets of indices with like sums, the largest sum first: the two most uneven partitions are merged, crosswise."""
+    """`parts` sets of indices with like sums, the largest first: the two most uneven partitions merge, crosswise."""
     State = tuple[float, int, list[tuple[float, list[int]]]]
-    heap: list[State] = [
-        (-w, j, [(w, [j])] + [(0.0, []) for _ in range(parts - 1)]) for j, w in enumerate(work)
-    ]
+    heap: list[State] = [(-w, j, [(w, [j])] + [(0.0, []) for _ in range(parts - 1)]) for j, w in enumerate(work)]
     heapify(heap)
     while len(heap) > 1:
         _, j, first = heappop(heap)

@@ -1,7 +1,7 @@
 """Policy `pow2`: Megatron-style groups of a power of two ranks, aligned, chosen by length, filled in waves.
 
-A sequence gets the least power of two that brings its tokens per rank under a limit (`pow2:8192`; by default the best of
-a few usual limits). Longest first, each goes to the least loaded aligned window of its size.
+A sequence gets the least power of two that brings its tokens per rank under a limit (`pow2:8192`; by default the best
+of a few usual limits). Longest first, each goes to the least loaded aligned window of its size.
 """
 
 from __future__ import annotations

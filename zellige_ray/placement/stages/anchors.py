@@ -40,7 +40,9 @@ def layouts(scene: Scene, site: Site, target_s: float, limit: int) -> list[tuple
         whole = Pool(scene, site.ranks, anchors)
         out.append((_estimate(scene, site, target_s, anchors, whole.wait), [whole]))
         if len(site.nodes) == 1 and not scene.full:
-            options = [(s, g, w) for g in _groupings(anchors, scene.small) for s, w in _widths(scene, site, g, target_s)]
+            options = [
+                (s, g, w) for g in _groupings(anchors, scene.small) for s, w in _widths(scene, site, g, target_s)
+            ]
             options.sort(key=lambda x: (x[0], x[2]))
             out += [(score, _pools(scene, site.ranks, groups, widths)) for score, groups, widths in options[:limit]]
     return sorted(out, key=lambda x: x[0])
@@ -59,7 +61,7 @@ def _groupings(anchors: list[int], all_ways: bool) -> Iterator[Groups]:
     ways: list[Groups] = [[]]
     for j in anchors:
         ways = [
-            [*[group + [j] if k == at else group for k, group in enumerate(way)], *([[j]] if at == len(way) else [])]
+            [*[[*group, j] if k == at else group for k, group in enumerate(way)], *([[j]] if at == len(way) else [])]
             for way in ways
             for at in range(len(way) + 1)
         ]

@@ -21,7 +21,9 @@ class Fluid:
 
     __slots__ = ("attention", "linear_s", "time_s", "tokens", "wait_s")
 
-    def __init__(self, tokens: list[Spans], attention: list[Spans], linear_s: float, wait_s: float, time_s: float) -> None:
+    def __init__(
+        self, tokens: list[Spans], attention: list[Spans], linear_s: float, wait_s: float, time_s: float
+    ) -> None:
         self.tokens = tokens
         self.attention = attention
         self.linear_s = linear_s
@@ -75,7 +77,9 @@ def _single_time(scene: Scene, pool: Pool) -> float:
             out = most if most > out else out
         give *= 1 + kv
         wait = ((give if give > get else get) + out) * unit + late
-        time = linear_s + max([during(scene, o / speed, wait) + p / speed for o, p in zip(pool.own, parts, strict=True)])
+        time = linear_s + max(
+            [during(scene, o / speed, wait) + p / speed for o, p in zip(pool.own, parts, strict=True)]
+        )
         best = time if step == 0 or time < best else best
     return best
 
@@ -114,7 +118,7 @@ def share_wait(scene: Scene, pool: Pool, tokens: list[Spans], attention: list[Sp
     size = len(pool.ranks)
     place = [scene.node_of[r] for r in pool.ranks]
     many = place[0] != place[-1] or len(set(place)) > 1
-    kv, quanta, near, far = 2 * scene.kv_share, scene.quanta, *scene.row_s
+    kv, quanta, near, _far = 2 * scene.kv_share, scene.quanta, *scene.row_s
     send, recv, out, peers = [0.0] * size, [0.0] * size, [0.0] * size, [0] * size
     for j, homes, tiles in zip(pool.anchors, tokens, attention, strict=True):
         x, y = [0.0] * size, [0.0] * size

@@ -8,7 +8,6 @@ from heapq import heapify, heapreplace
 from zellige_ray.placement.stages.pool import even_wait
 from zellige_ray.placement.stages.scene import Scene
 
-
 SWAPS = 6  # between sites, at most
 
 

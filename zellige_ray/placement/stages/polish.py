@@ -76,28 +76,28 @@ def _exchange(scene: Scene, pools: list[Pool], items: list[list[Item]], times: l
                 best = (off, mine, other)
     if best is None:
         return False
-    _, mine, other = best
+    _, mine, swap = best
     loads = [load / s for load, s in zip(low.load, low.speeds, strict=True)]
-    spot = other[2] if other else loads.index(min(loads))
+    spot = swap[2] if swap else loads.index(min(loads))
     high.take(scene, mine[1], mine[2])
     low.put(scene, mine[1], spot)
-    if other:
-        low.take(scene, other[1], other[2])
-        high.put(scene, other[1], mine[2])
+    if swap:
+        low.take(scene, swap[1], swap[2])
+        high.put(scene, swap[1], mine[2])
     after = (pool_time(scene, high), pool_time(scene, low))
     if max(after) < times[a] * (1 - 1e-6):
         times[a], times[b] = after
         items[a].remove(mine)
         insort(items[b], (mine[0], mine[1], spot))
-        if other:
-            items[b].remove(other)
-            insort(items[a], (other[0], other[1], mine[2]))
+        if swap:
+            items[b].remove(swap)
+            insort(items[a], (swap[0], swap[1], mine[2]))
         return True
     low.take(scene, mine[1], spot)
     high.put(scene, mine[1], mine[2])
-    if other:
-        low.put(scene, other[1], other[2])
-        high.take(scene, other[1], mine[2])
+    if swap:
+        low.put(scene, swap[1], swap[2])
+        high.take(scene, swap[1], mine[2])
     return False
 
 

@@ -11,7 +11,21 @@ class Pool:
     A rank without anchors is a pool of one. wait: both exchanges, estimated for even cuts. load = linear + own.
     """
 
-    __slots__ = ("anchors", "cap", "even", "linear", "load", "own", "ranks", "speed", "speeds", "time", "tokens", "wait", "work")
+    __slots__ = (
+        "anchors",
+        "cap",
+        "even",
+        "linear",
+        "load",
+        "own",
+        "ranks",
+        "speed",
+        "speeds",
+        "time",
+        "tokens",
+        "wait",
+        "work",
+    )
 
     def __init__(self, scene: Scene, ranks: list[int], anchors: list[int]) -> None:
         size = len(ranks)

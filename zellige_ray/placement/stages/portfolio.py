@@ -47,9 +47,9 @@ def best_of_portfolio(
     if chosen is None:
         return plan
     other = place_spec(batch, cluster, cost, chosen)
-    time = time_round(other, cluster, cost)
-    fits = bool((peak_bytes(time, size, cost) <= np.array(cluster.memory_bytes)).all())
-    return other if fits and time.layer_s < time_round(plan, cluster, cost).layer_s else plan
+    timed = time_round(other, cluster, cost)
+    fits = bool((peak_bytes(timed, size, cost) <= np.array(cluster.memory_bytes)).all())
+    return other if fits and timed.layer_s < time_round(plan, cluster, cost).layer_s else plan
 
 
 def _greedy_time(scene: Scene, spec: Spec, enough: float) -> float:

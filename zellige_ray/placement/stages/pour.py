@@ -61,7 +61,7 @@ def _best(
 
 
 def _balance(scene: Scene, pool: Pool, wide: Fluid) -> list[Spans]:
-    """Attention spans of a wide shape with borders on whole heads, where each anchor makes good the error of those before.
+    """Attention spans of a wide shape with borders on whole heads; each anchor makes good the error of those before.
 
     The last anchor keeps its borders inside heads, so that the sums stay exact.
     """

@@ -1,4 +1,4 @@
-"""The scene: all numbers that the stages need of a batch and a cluster, as plain Python lists, which are fastest here."""
+"""The scene: what the stages need of a batch and a cluster, as plain Python lists, which are fastest here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from zellige_ray.placement.batch import Batch
 from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.cost import CostModel
-
 
 TIGHT = 0.55  # share of all memory for tokens above which ranks are watched
 FULL = 0.75  # share above which ranks of a node share anchors, so that their tokens are level
@@ -19,11 +18,11 @@ BUFFERS = 0.03  # share of the memory for tokens that is left for exchange buffe
 class Scene:
     """Sequences longest first, ranks by node. Units: seconds per layer at speed 1.
 
-    row_s: one token's q, k, v or o of one head quantum on a link (in the node, across nodes). quanta: head quanta of
-    the model (key heads). target_s: work over speeds, which is the ideal time of a rank. cap: tokens that
-    fit on each rank; tight, full: is memory so short that placing must look at it,
-    that tokens must be level. small: are there so few sequences that more layouts are weighed. short_token_s: work of a token of the shortest sequence. passes: each pass's share of compute and of exchange;
-    own attention hides a wait fully from hidden_at times the wait.
+    row_s: one row of a head quantum on a link, in the node and across nodes. quanta: head quanta of the model (its key
+    heads). target_s: work over speeds, the ideal time of a rank. cap: tokens that fit on each rank. tight, full: is
+    memory so short that placing must look at it, that tokens must be level. short_token_s: work of a token of the
+    shortest sequence. small: are there so few sequences that more layouts are weighed. passes: each pass's share of
+    compute and of exchange; own attention hides a wait fully from hidden_at times the wait.
     """
 
     tokens: list[int]
@@ -91,4 +90,3 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
         hidden_at=max([e / c for c, e in passes]),
         overlap=cost.overlap,
     )
-

@@ -1,0 +1,140 @@
+"""The commands plan, simulate and bench as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from zellige_ray.cli import main
+from zellige_ray.placement import load_hardware, plan_from_json
+from zellige_ray.placement.workloads import draw_batch
+
+
+@pytest.fixture
+def batch(tmp_path):
+    rows = draw_batch("knap-joint", 16, 0)
+    text = "".join(json.dumps({"id": s.id, "tokens": s.tokens, "text_tokens": s.text_tokens}) + "\n" for s in rows)
+    (tmp_path / "b.jsonl").write_text(text)
+    return str(tmp_path / "b.jsonl")
+
+
+def plan(*more: str) -> int:
+    return main(["plan", "--hardware", "a800-16", "--model", "flux", *more])
+
+
+def test_plan_prints_a_line_per_rank_and_the_verdict(batch, capsys):
+    assert plan("--batch", batch) == 0
+    out = capsys.readouterr().out
+    assert len([line for line in out.splitlines() if line.strip().endswith("GiB")]) == 16
+    assert "lower bound" in out and "gap" in out and "planned in" in out and "hash" in out
+
+
+def test_plan_writes_plan_picture_and_trace_and_prints_json(batch, capsys, tmp_path):
+    files = [str(tmp_path / name) for name in ("plan.json", "p.svg", "t.json")]
+    assert plan("--batch", batch, "--out", files[0], "--picture", files[1], "--trace", files[2], "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    written = plan_from_json(json.loads((tmp_path / "plan.json").read_text()))
+    assert written.hash == figures["hash"] and len(figures["ranks"]) == 16
+    assert "<svg" in (tmp_path / "p.svg").read_text()[:600]
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--policy", "zelige"], "nearest is 'zellige'"),
+        (["--picture", "x.gif"], "must be one of .svg, .png"),
+        (["--policy", "bags:g5n1"], "must divide the 16 ranks"),
+    ],
+)
+def test_bad_arguments_exit_with_2_and_write_nothing(batch, capsys, tmp_path, arguments, match):
+    out = tmp_path / "plan.json"
+    assert plan("--batch", batch, "--out", str(out), *arguments) == 2
+    assert match in capsys.readouterr().err and not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('{"id": "a", "tokens": 0}\n', "tokens 0"),
+        ('{"id": "a", "tokens": 5}\n{"id": "a", "tokens": 5}\n', "occurs twice"),
+        ('{"id": "a"}\n', "line 1: a row needs the keys id and tokens"),
+        ('{"id": "a", "tokens": 5, "token": 1}\n', "unknown key 'token'"),
+        ("nonsense\n", "line 1: not JSON"),
+        ("", "0 sequences"),
+    ],
+)
+def test_bad_batch_files_exit_with_2_and_name_the_line(tmp_path, capsys, text, match):
+    (tmp_path / "b.jsonl").write_text(text)
+    assert plan("--batch", str(tmp_path / "b.jsonl")) == 2
+    assert match in capsys.readouterr().err
+
+
+def test_a_missing_file_exits_with_2(capsys):
+    assert plan("--batch", "nowhere.jsonl") == 2
+    assert "cannot read batch nowhere.jsonl" in capsys.readouterr().err
+
+
+def test_simulate_compares_policies_over_a_stream(capsys, tmp_path):
+    picture = tmp_path / "c.png"
+    words = ["--workload", "two-point", "--hardware", "a800-16", "--model", "flux", "--batches", "2", "--seed", "5"]
+    more = ["--policies", "zellige,dp,bags:best-static", "--json", "--picture", str(picture)]
+    assert main(["simulate", *words, *more]) == 0
+    out = json.loads(capsys.readouterr().out)
+    rows = {row["policy"]: row for row in out["policies"]}
+    assert out["baseline"] == "bags:best-static" and rows["bags:best-static"]["ratio"] == 1
+    assert rows["zellige"]["ratio"] >= 1 and rows["zellige"]["gap"] >= 0
+    assert rows["bags:best-static"]["resolved"].startswith("bags:g")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_simulate_reads_batch_files_and_reports_policies_that_cannot_place_them(batch, capsys, tmp_path):
+    (tmp_path / "long.jsonl").write_text('{"id": "a", "tokens": 400000}\n')
+    words = ["--hardware", "a800-16", "--model", "flux", "--policies", "zellige,dp"]
+    assert main(["simulate", "--workload", batch, str(tmp_path / "long.jsonl"), *words]) == 0
+    assert "can't place the stream: policy dp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        (["--batches", "0"], "must be at least 1"),
+        (["--policies", "zellige,dpp"], "nearest is 'dp'"),
+        (["--policies", ","], "empty"),
+        (["--baseline", "cp", "--policies", "dp"], "not among"),
+    ],
+)
+def test_simulate_refuses_bad_arguments(capsys, more, match):
+    words = ["simulate", "--workload", "few", "--hardware", "a800-16", "--model", "flux"]
+    assert main([*words, *more]) == 2
+    assert match in capsys.readouterr().err
+
+
+def test_bench_names_the_nearest_benchmark_and_lists_arguments(capsys):
+    assert main(["bench", "planer"]) == 2
+    assert "nearest is 'planner'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_bench_planner_prints_the_promised_keys(capsys):
+    assert (
+        main(["bench", "planner", "--json", "--instances", "2", "--tries", "1", "--no-cases", "--reference", "2"]) == 0
+    )
+    figures = json.loads(capsys.readouterr().out)
+    keys = {
+        "p50_ms_32x500",
+        "p99_ms_32x500",
+        "p50_ms_1024x20000",
+        "bags_p50_ms_32x500",
+        "cpsat_gap_median",
+        "cpsat_gap_worst",
+    }
+    assert keys <= set(figures)
+
+
+def test_hardware_yaml_of_a_user_is_read(batch, tmp_path, capsys):
+    rows = load_hardware("a800-16").to_dict() | {"nodes": 1, "speed": [1.0] * 7 + [0.5]}
+    (tmp_path / "mine.yaml").write_text("\n".join(f"{k}: {v}" for k, v in rows.items()))
+    assert main(["plan", "--batch", batch, "--hardware", str(tmp_path / "mine.yaml"), "--model", "flux", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["world_size"] == 8
