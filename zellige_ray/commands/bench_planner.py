@@ -158,7 +158,8 @@ def cases(seeds: list[int]) -> dict[str, Any]:
         for case in CASES:
             batches = [draw_batch(case, cluster.world_size, seed) for seed in seeds]
             ours, rival = compare(batches, cluster, cost, ["zellige", STATIC])
-            row: dict[str, Any] = {"hardware": name, "case": case, "over_bound": 1 + ours.gap, "plan_ms": ours.plan_median_ms}
+            figures = {"over_bound": 1 + ours.gap, "plan_ms": ours.plan_median_ms}
+            row: dict[str, Any] = {"hardware": name, "case": case, **figures}
             if not rival.failed:
                 row |= {"spec": rival.resolved, "vs_static": rival.step_s / ours.step_s}
                 row["moved_share"] = ours.moved_bytes / rival.moved_bytes if rival.moved_bytes else 0.0
