@@ -276,7 +276,10 @@ def test_golden_plans_have_not_changed(name):
     del value["predicted"]
     path = GOLDEN / f"{name}.json"
     if os.environ.get("UPDATE_GOLDEN"):
-        rows = [json.dumps(row) for row in value["rounds"][0]["sequences"]]
-        head = json.dumps({k: v for k, v in value.items() if k != "rounds"})
-        path.write_text(head[:-1] + ', "rounds": [{"sequences": [\n' + ",\n".join(rows) + "\n]}]}\n")
+        (only,) = value["rounds"]
+        rows = ",\n".join(json.dumps(row) for row in only["sequences"])
+        head = json.dumps({k: v for k, v in value.items() if k != "rounds"})[:-1]
+        overlap = json.dumps(only.get("overlap"))
+        tail = f', "overlap": {overlap}' if "overlap" in only else ""
+        path.write_text(f'{head}, "rounds": [{{"sequences": [\n{rows}\n]{tail}}}]}}\n')
     assert json.loads(path.read_text()) == value

@@ -9,11 +9,12 @@ from zellige_ray.placement.batch import Batch, make_batch
 from zellige_ray.placement.bound import batch_bound_s
 from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.cost import CostModel
+from zellige_ray.placement.overlap import with_overlap
 from zellige_ray.placement.plan import Plan
 from zellige_ray.placement.policies import get_policy
 from zellige_ray.placement.rounds import least_rounds, split_rounds
 from zellige_ray.placement.sequence import Sequence
-from zellige_ray.placement.timeline import simulate
+from zellige_ray.placement.timeline import predict, time_round
 from zellige_ray.placement.validation import validate_lengths, validate_round
 
 GIB = 1 << 30
@@ -39,12 +40,14 @@ def plan_batch(batch: Batch, cluster: Cluster, cost: CostModel, policy: str = "z
     while num <= len(batch):
         parts = split_rounds(batch, num)
         rounds = tuple(place(part, cluster, cost, argument) for part in parts)
-        plan = Plan(cluster.world_size, rounds, policy, epoch)
         for round_ in rounds:
             validate_round(round_, cluster.world_size, cost.model)
+        times = [time_round(round_, cluster, cost) for round_ in rounds]
+        rounds = tuple(with_overlap(r, t, cluster, cost) for r, t in zip(rounds, times, strict=True))
+        plan = Plan(cluster.world_size, rounds, policy, epoch)
         if not (num == 1 and rounds[0].ids == batch.ids and (rounds[0].tokens_S == batch.tokens_S).all()):
             validate_lengths(plan, _rows(batch))
-        predicted = simulate(plan, cluster, cost, bound_s)
+        predicted = predict(times, cluster, cost, bound_s)
         over = [x for x in predicted.ranks if x.peak_bytes > cluster.memory_bytes[x.rank]]
         if not over:
             object.__setattr__(plan, "predicted", predicted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.cost import CostModel, FloatArray, IntArray
@@ -21,9 +22,10 @@ class RoundTime:
     """Seconds per layer of a round on P ranks, summed over passes.
 
     own_P: attention of sequences whole on the rank, part of attention_P. in_P, out_P: the rank's own exchange.
-    wait_P: both exchanges of the slowest rank of its component. exposed_P: what of it own attention does not hide.
+    wait_P, wait_out_P: both exchanges, and the second, of the slowest ranks of its component.
+    exposed_P: what of the wait own attention does not hide.
     component_P: number of the component. time_C: seconds of each component. rows_P: rows on the wire, the larger way.
-    moved_rows: rows on the wire, all ranks, one direction.
+    moved_rows: rows on the wire, all ranks, one direction. cut_S: is the sequence on more than one rank.
     """
 
     linear_P: FloatArray
@@ -32,12 +34,14 @@ class RoundTime:
     in_P: FloatArray
     out_P: FloatArray
     wait_P: FloatArray
+    wait_out_P: FloatArray
     exposed_P: FloatArray
     component_P: IntArray
     time_C: FloatArray
     tokens_P: IntArray
     rows_P: FloatArray
     moved_rows: float
+    cut_S: NDArray[np.bool_]
 
     @property
     def layer_s(self) -> float:
@@ -64,7 +68,8 @@ def time_round(round_: Round, cluster: Cluster, cost: CostModel) -> RoundTime:
     way_WP = (wire_WSP * (cost.row_bytes / rate_S1)).max(axis=1) + cost.latency_s * traffic.peers_R
     component_P = number_components(traffic.links_L2, size)
     num = int(component_P.max()) + 1
-    wait_P = sum((_most(way, component_P, num) for way in way_WP), np.zeros(num))[component_P]
+    wait_out_P = _most(way_WP[1], component_P, num)[component_P]
+    wait_P = _most(way_WP[0], component_P, num)[component_P] + wait_out_P
     hidden_P = _during_exchange(own_P, wait_P, cost)
     busy_C = _most(linear_P, component_P, num) + _most(attention_P - own_P + hidden_P, component_P, num)
     return RoundTime(
@@ -74,12 +79,14 @@ def time_round(round_: Round, cluster: Cluster, cost: CostModel) -> RoundTime:
         in_P=way_WP[0],
         out_P=way_WP[1],
         wait_P=wait_P,
+        wait_out_P=wait_out_P,
         exposed_P=hidden_P - own_P,
         component_P=component_P,
         time_C=busy_C,
         tokens_P=np.bincount(shards[:, 1], weights=length_K, minlength=size).astype(np.int64),
         rows_P=wire_WSP.sum(axis=1).max(axis=0),
         moved_rows=float(traffic.sent_WSR.sum()),
+        cut_S=traffic.cut_S,
     )
 
 
@@ -89,7 +96,11 @@ def simulate(plan: Plan, cluster: Cluster, cost: CostModel, lower_bound_s: float
     exchange_s of a rank is what it waits for exchanges that its own attention does not hide; linear, attention,
     exchange and idle of a rank sum to the step. lower_bound_s: that of the batch; default: of the plan's rounds.
     """
-    rounds = [time_round(r, cluster, cost) for r in plan.rounds]
+    return predict([time_round(r, cluster, cost) for r in plan.rounds], cluster, cost, lower_bound_s)
+
+
+def predict(rounds: list[RoundTime], cluster: Cluster, cost: CostModel, lower_bound_s: float | None) -> Prediction:
+    """As `simulate`, from timelines that are known already."""
     layers = cost.model.layers
     step_s = sum(r.layer_s for r in rounds) * layers
     linear = sum(r.linear_P for r in rounds) * layers

@@ -55,6 +55,8 @@ def validate_round(round_: Round, world_size: int, model: ModelPreset) -> None:
     limit = round_.tokens_S[tiles[:, 0]]
     inside = (tiles[:, 2] >= 0) & (tiles[:, 3] <= model.heads) & (tiles[:, 4] >= 0) & (tiles[:, 5] <= limit)
     _require(round_, tiles, inside, f"tile outside {model.heads} heads x all queries")
+    if round_.first or round_.second:
+        _fillers_once(round_)
     _require(round_, tiles, (tiles[:, 2] < tiles[:, 3]) & (tiles[:, 4] < tiles[:, 5]), "empty tile")
     group = model.head_group
     if group > 1:
@@ -67,6 +69,16 @@ def validate_round(round_: Round, world_size: int, model: ModelPreset) -> None:
     _cover_lines(round_, full[order, 0], full[order, 2], full[order, 3], heads_S, "attention heads", partial)
     for index in partial.tolist():
         _cover_grid(round_, index, tiles[tiles[:, 0] == index][:, 2:], model.heads)
+
+
+def _fillers_once(round_: Round) -> None:
+    """Raises PlanError unless overlap names whole sequences of the round, each once."""
+    named = [*round_.first, *round_.second]
+    cut = np.bincount(round_.shards_K4[:, 0], minlength=len(round_.ids)) > 1
+    whole = {name for name, several in zip(round_.ids, cut.tolist(), strict=True) if not several}
+    if len(set(named)) != len(named) or not whole.issuperset(named):
+        odd = next((x for x in named if x not in whole), None) or next(x for x in named if named.count(x) > 1)
+        raise PlanError(f"sequence {odd}: overlap names it, but it is cut, named twice or not in the round")
 
 
 def _require(round_: Round, rows: IntArray, good: np.ndarray, what: str) -> None:
