@@ -12,7 +12,12 @@ T = TypeVar("T")
 
 
 def run_ranks(
-    size: int, body: Callable[[int, Comm], T], timeout_s: float = 60.0, store: Any = None, epoch: int = 0
+    size: int,
+    body: Callable[[int, Comm], T],
+    timeout_s: float = 60.0,
+    store: Any = None,
+    epoch: int = 0,
+    max_groups: int = 8,
 ) -> list[T]:
     """`body(rank, comm)` on every rank at once; the results by rank.
 
@@ -29,7 +34,7 @@ def run_ranks(
 
     def run(rank: int) -> None:
         try:
-            comm = comms[rank] = Comm.create(store, epoch, rank, size, "gloo", timeout_s, stop.is_set)
+            comm = comms[rank] = Comm.create(store, epoch, rank, size, "gloo", timeout_s, stop.is_set, max_groups)
             results[rank] = body(rank, comm)
         except BaseException as fault:  # noqa: BLE001  carried to the caller
             faults.append(fault)

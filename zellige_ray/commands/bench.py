@@ -13,6 +13,7 @@ from zellige_ray.errors import ConfigError
 
 # A benchmark is a module with `add_arguments(parser)` and `run(args) -> exit code`, and a line here.
 benches: dict[str, str] = {
+    "engine": "zellige_ray.commands.bench_engine",
     "planner": "zellige_ray.commands.bench_planner",
 }
 
