@@ -15,19 +15,20 @@ MANY = 4  # anchors, up to which all their groupings are weighed
 WIDER = 4  # ranks above the need that a pool may get
 
 Groups = list[list[int]]  # anchors that share a pool
+Widths = tuple[int, ...]  # ranks of each group
 
 
-def layouts(scene: Scene, site: Site, target_s: float, limit: int) -> list[tuple[float, list[Pool]]]:
+def layouts(scene: Scene, site: Site, target_s: float, limit: int) -> Iterator[tuple[float, list[Pool]]]:
     """The most promising ways to spread the site's anchors over its ranks, best first, with an estimate of their time.
 
     Estimates are in units of the target. A way: anchors in groups, each group on a run of ranks, the other ranks
-    single; or all anchors over all ranks.
+    single; or all anchors over all ranks (no widths).
     """
-    singles = [Pool(scene, [r], []) for r in site.ranks]
     if len(site.ranks) == 1:
-        return [(1.0, singles)]
+        yield 1.0, _pools(scene, site.ranks, [], ())
+        return
     top = target_s * max([scene.speed[r] for r in site.ranks])
-    out: list[tuple[float, list[Pool]]] = []
+    ways: list[tuple[float, Widths, Groups]] = []
     seen: set[int] = set()
     for bar in (FITS, STRETCH):
         anchors = [j for j in site.members if scene.work[j] > bar * top]
@@ -35,17 +36,18 @@ def layouts(scene: Scene, site: Site, target_s: float, limit: int) -> list[tuple
             continue
         seen.add(len(anchors))
         if not anchors:
-            out.append((max([1.0, *[scene.work[j] / top for j in site.members[:1]]]), singles))
+            ways.append((max([1.0, *[scene.work[j] / top for j in site.members[:1]]]), (), []))
             continue
-        whole = Pool(scene, site.ranks, anchors)
-        out.append((_estimate(scene, site, target_s, anchors, whole.wait), [whole]))
+        wait = chain_wait(scene, anchors, site.ranks, len(site.nodes))
+        ways.append((_estimate(scene, site, target_s, anchors, wait), (len(site.ranks),), [anchors]))
         if len(site.nodes) == 1 and not scene.full:
-            options = [
-                (s, g, w) for g in _groupings(anchors, scene.small) for s, w in _widths(scene, site, g, target_s)
-            ]
-            options.sort(key=lambda x: (x[0], x[2]))
-            out += [(score, _pools(scene, site.ranks, groups, widths)) for score, groups, widths in options[:limit]]
-    return sorted(out, key=lambda x: x[0])
+            groupings = _groupings(anchors, scene.small)
+            options = [(score, widths, g) for g in groupings for score, widths in _widths(scene, site, g, target_s)]
+            options.sort(key=lambda x: x[:2])
+            ways += options[:limit]
+    ways.sort(key=lambda x: x[0])
+    for score, widths, groups in ways:
+        yield score, _pools(scene, site.ranks, groups, widths)
 
 
 def _groupings(anchors: list[int], all_ways: bool) -> Iterator[Groups]:
@@ -76,7 +78,7 @@ def _estimate(scene: Scene, site: Site, target_s: float, anchors: list[int], wai
     return max(site.work / target_s, speed + max(0.0, spread) / target_s) / speed
 
 
-def _pools(scene: Scene, ranks: list[int], groups: Groups, widths: tuple[int, ...]) -> list[Pool]:
+def _pools(scene: Scene, ranks: list[int], groups: Groups, widths: Widths) -> list[Pool]:
     pools, at = [], 0
     for group, width in zip(groups, widths, strict=True):
         pools.append(Pool(scene, ranks[at : at + width], group))
@@ -84,7 +86,7 @@ def _pools(scene: Scene, ranks: list[int], groups: Groups, widths: tuple[int, ..
     return pools + [Pool(scene, [r], []) for r in ranks[at:]]
 
 
-def _widths(scene: Scene, site: Site, groups: Groups, target_s: float) -> list[tuple[float, tuple[int, ...]]]:
+def _widths(scene: Scene, site: Site, groups: Groups, target_s: float) -> list[tuple[float, Widths]]:
     """Widths of the groups' runs with an estimate of the site's time, for all that fit the site."""
     size = len(site.ranks)
     unit = target_s * sum([scene.speed[r] for r in site.ranks]) / size
