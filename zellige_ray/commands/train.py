@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 
 from zellige_ray.config import load_config
@@ -40,13 +41,19 @@ def run(args: argparse.Namespace) -> int:
 
     console = Console(stderr=args.json)
     history = History()
-    with Progress(config.steps, console) as progress:
+    try:
+        with Progress(config.steps, console) as progress:
 
-        def on_event(event: Event) -> None:
-            history.see(event)
-            progress.see(event)
+            def on_event(event: Event) -> None:
+                history.see(event)
+                progress.see(event)
 
-        summary = train(config, on_event=on_event)
+            summary = train(config, on_event=on_event)
+    except KeyboardInterrupt:
+        if history.checkpoints:
+            again = shlex.join(["zellige", "train", *args.words, f"resume={config.folder}/latest"])
+            console.print(f"to go on: {again}", highlight=False, markup=False, soft_wrap=True)
+        raise
     print_summary(summary, history, console)
     if args.json:
         json.dump(summary, sys.stdout)
