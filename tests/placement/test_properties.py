@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from zellige_ray.errors import PlanError
 from zellige_ray.placement import (
     Cluster,
     CostModel,
@@ -112,3 +113,23 @@ def test_no_portfolio_member_is_faster(batch, size, cost, data):
     spec = spec_text(data.draw(st.sampled_from([s for s in all_specs(size, cost.model.heads) if len(s) == 1])))
     for policy in ("dp", "cp", f"bags:{spec}"):
         assert ours <= make_plan(batch, cluster, cost, policy).predicted.step_s * 1.0025, policy
+
+
+@QUIET
+@given(BATCHES, st.lists(st.sampled_from([0.6, 1.0, 1.5]), min_size=1, max_size=8), st.floats(0.4, 2.0))
+def test_short_and_uneven_memory_means_rounds_or_a_named_error(batch, ratios, share):
+    hardware = HardwareProfile("h", 1, 1, 1, 5e10, 2.5e10, 1e9, 1e9, 1e-5)
+    cost = CostModel(hardware, ModelPreset("m", 30, 384, 12, 4.0, "joint", 2, "full"))
+    size, tokens = len(ratios), sum(s.tokens + s.text_tokens for s in batch)
+    each = cost.state_bytes(size) + share * tokens / size * cost.token_bytes()
+    cluster = Cluster((0,) * size, tuple(int(each * r) + 1 for r in ratios), (1.0,) * size)
+    capacity = sum(cost.token_capacity(m, size) for m in cluster.memory_bytes)
+    longest = max(s.tokens + s.text_tokens for s in batch)
+    try:
+        plan = make_plan(batch, cluster, cost)
+    except PlanError as fault:
+        assert longest > 0.75 * capacity or min(cost.token_capacity(m, size) for m in cluster.memory_bytes) < 0
+        assert "GiB" in str(fault)
+    else:
+        validate(plan, batch, cost.model, cluster)
+        assert all(x.peak_bytes <= cluster.memory_bytes[x.rank] for x in plan.predicted.ranks)

@@ -32,37 +32,48 @@ def make_plan(
 
 
 def plan_batch(batch: Batch, cluster: Cluster, cost: CostModel, policy: str = "zellige", epoch: int = 0) -> Plan:
-    """As `make_plan`, from a batch that is checked already."""
-    place, argument = get_policy(policy)
-    num = least_rounds(batch, cluster, cost)
+    """As `make_plan`, from a batch that is checked already.
+
+    Where no number of rounds lets `zellige` fit in memory, policy `memory` takes over, and the plan says so.
+    """
+    get_policy(policy)
+    num, worst = least_rounds(batch, cluster, cost), ""
     bound_s = batch_bound_s(batch, cluster, cost)
-    worst = ""
-    while num <= len(batch):
-        parts = split_rounds(batch, num)
-        rounds = tuple(place(part, cluster, cost, argument) for part in parts)
-        for round_ in rounds:
-            validate_round(round_, cluster.world_size, cost.model)
-        times = [time_round(round_, cluster, cost) for round_ in rounds]
-        rounds = tuple(with_overlap(r, t, cluster, cost) for r, t in zip(rounds, times, strict=True))
-        plan = Plan(cluster.world_size, rounds, policy, epoch)
-        if not (num == 1 and rounds[0].ids == batch.ids and (rounds[0].tokens_S == batch.tokens_S).all()):
-            validate_lengths(plan, _rows(batch))
-        predicted = predict(times, cluster, cost, bound_s)
-        over = [x for x in predicted.ranks if x.peak_bytes > cluster.memory_bytes[x.rank]]
-        if not over:
-            object.__setattr__(plan, "predicted", predicted)
-            return plan
-        most = max(over, key=lambda x: x.peak_bytes - cluster.memory_bytes[x.rank])
-        worst = (
-            f"rank {most.rank} needs {most.peak_bytes / GIB:.2f} GiB, "
-            f"it has {cluster.memory_bytes[most.rank] / GIB:.2f} GiB"
-        )
-        num = num + max(1, num // 4) if num < len(batch) else num + 1
+    for name in (policy, "memory") if policy == "zellige" else (policy,):
+        rounds = num
+        while rounds <= len(batch):
+            plan, worst = _attempt(batch, cluster, cost, name, rounds, epoch, bound_s)
+            if plan is not None:
+                return plan
+            rounds += max(1, min(rounds // 4, len(batch) - rounds))
+    other = "" if policy == "zellige" else ", or use policy zellige"
     raise PlanError(
         f"policy {policy} cannot place the batch within memory, even with one sequence per round (longest "
-        f"{batch.ids[0]}, {batch.tokens_S[0]} tokens): {worst}; raise nodes or memory_bytes, set checkpointing: full, "
-        f"or use policy zellige"
+        f"{batch.ids[0]}, {batch.tokens_S[0]} tokens): {worst}; raise nodes or memory_bytes, set checkpointing: "
+        f"full{other}"
     )
+
+
+def _attempt(
+    batch: Batch, cluster: Cluster, cost: CostModel, policy: str, num_rounds: int, epoch: int, bound_s: float
+) -> tuple[Plan | None, str]:
+    """The plan of a number of rounds, or None and which rank lacks the most memory."""
+    place, argument = get_policy(policy)
+    rounds = tuple(place(part, cluster, cost, argument) for part in split_rounds(batch, num_rounds))
+    for round_ in rounds:
+        validate_round(round_, cluster.world_size, cost.model)
+    times = [time_round(round_, cluster, cost) for round_ in rounds]
+    predicted = predict(times, cluster, cost, bound_s)
+    over = [x for x in predicted.ranks if x.peak_bytes > cluster.memory_bytes[x.rank]]
+    if over:
+        most = max(over, key=lambda x: x.peak_bytes - cluster.memory_bytes[x.rank])
+        have = cluster.memory_bytes[most.rank] / GIB
+        return None, f"rank {most.rank} needs {most.peak_bytes / GIB:.2f} GiB, it has {have:.2f} GiB"
+    rounds = tuple(with_overlap(r, t, cluster, cost) for r, t in zip(rounds, times, strict=True))
+    plan = Plan(cluster.world_size, rounds, policy, epoch, predicted)
+    if not (num_rounds == 1 and rounds[0].ids == batch.ids and (rounds[0].tokens_S == batch.tokens_S).all()):
+        validate_lengths(plan, _rows(batch))
+    return plan, ""
 
 
 def _rows(batch: Batch) -> list[tuple[str, int, int]]:

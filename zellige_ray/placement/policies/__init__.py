@@ -15,6 +15,7 @@ from zellige_ray.placement.policies.cp import place_cp
 from zellige_ray.placement.policies.dp import place_dp
 from zellige_ray.placement.policies.even import place_even_degrees
 from zellige_ray.placement.policies.kk import place_kk
+from zellige_ray.placement.policies.memory import place_memory
 from zellige_ray.placement.policies.pow2 import place_pow2
 from zellige_ray.placement.policies.zellige import place_zellige
 
@@ -28,6 +29,7 @@ policies: dict[str, Policy] = {
     "bags": place_bags,
     "pow2": place_pow2,
     "kk": place_kk,
+    "memory": place_memory,
     "even": place_even_degrees,
 }
 

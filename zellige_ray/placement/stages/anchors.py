@@ -28,10 +28,11 @@ def layouts(scene: Scene, site: Site, target_s: float, limit: int) -> Iterator[t
         yield 1.0, _pools(scene, site.ranks, [], ())
         return
     top = target_s * max([scene.speed[r] for r in site.ranks])
+    most = max([scene.cap[r] for r in site.ranks])
     ways: list[tuple[float, Widths, Groups]] = []
     seen: set[int] = set()
     for bar in (FITS, STRETCH):
-        anchors = [j for j in site.members if scene.work[j] > bar * top]
+        anchors = [j for j in site.members if scene.work[j] > bar * top or scene.tokens[j] > most]
         if len(anchors) in seen:
             continue
         seen.add(len(anchors))

@@ -40,12 +40,12 @@ def place_long(
             lack = pool.wait * pool.speeds[k] - pool.own[k]
             win = min(lack, attentions[j])
             fits = win > gain * 1.001 and rooms[c] + win >= work and pool.load[k] + work <= allowed[c] * pool.speeds[k]
-            if fits and not (tight and pool.tokens + scene.tokens[j] > pool.cap):
+            if fits and not (tight and not pool.fits(scene.tokens[j], k)):
                 best, gain = c, win
         if best < 0:
             full = []
             best = heap[0][1]
-            while tight and pools[best].tokens + scene.tokens[j] > pools[best].cap and len(heap) > 1:
+            while tight and len(heap) > 1 and not pools[best].fits(scene.tokens[j], least[best]):
                 full.append(heappop(heap))
                 best = heap[0][1]
             room = -heap[0][0]
@@ -112,9 +112,9 @@ def place_short(scene: Scene, pools: list[Pool], first: int, owner: dict[int, in
         if tight:
             while parked and -parked[0][0] >= tokens[j]:
                 heappush(heap, heappop(parked)[1:])
-            while len(heap) > 1 and pools[heap[0][1]].tokens + tokens[j] > pools[heap[0][1]].cap:
+            while len(heap) > 1 and not pools[heap[0][1]].fits(tokens[j], inner[heap[0][1]][0][1]):
                 height, c = heappop(heap)
-                heappush(parked, (pools[c].tokens - pools[c].cap, height, c))
+                heappush(parked, (-pools[c].left(inner[c][0][1]), height, c))
         height, c = heap[0]
         pool = pools[c]
         if len(pool.ranks) > 1:

@@ -43,8 +43,12 @@ def pool_time(scene: Scene, pool: Pool) -> float:
         time = fluid(scene, pool, wide=False).time_s
         if time > pool.work / pool.speed * GOOD:
             time = min(time, fluid(scene, pool, wide=True).time_s)
-    pool.time = time * (1 + PENALTY * (pool.tokens / pool.cap - 1)) if pool.tokens > pool.cap else time
-    return pool.time
+    if pool.tokens > pool.cap:
+        time *= 1 + PENALTY * (pool.tokens / pool.cap - 1)
+    if scene.tight:
+        time *= 1 + PENALTY * max([0.0, *[held / cap - 1 for held, cap in zip(pool.held, pool.caps, strict=True)]])
+    pool.time = time
+    return time
 
 
 def _single_time(scene: Scene, pool: Pool) -> float:
@@ -57,6 +61,10 @@ def _single_time(scene: Scene, pool: Pool) -> float:
     unit = scene.tokens[j] * quanta * scene.row_s[0]
     top = level(ones, pool.linear, linear)
     linear_s = max(top, max(pool.linear) / speed)
+    if scene.tight:
+        room = [top * speed - u for u in pool.linear]
+        if _within_memory(scene, pool, room, linear) is not room:
+            return fluid(scene, pool, wide=False).time_s
     shares = [(top * speed - u) / linear if u < top * speed else 0.0 for u in pool.linear]
     late, wait, best = 2 * (size - 1) * scene.latency_s, pool.wait, 0.0
     for step in range(2):
@@ -91,8 +99,11 @@ def fluid(scene: Scene, pool: Pool, wide: bool) -> Fluid:
     linear = [scene.linear[j] for j in pool.anchors]
     attention = [scene.attention[j] for j in pool.anchors]
     top = level(speeds, pool.linear, sum(linear))
-    tokens = cut(linear, [top * s - u for s, u in zip(speeds, pool.linear, strict=True)])
-    linear_s = max(top, max([u / s for u, s in zip(pool.linear, speeds, strict=True)]))
+    room = [top * s - u for s, u in zip(speeds, pool.linear, strict=True)]
+    if scene.tight:
+        room = _within_memory(scene, pool, room, sum(linear))
+    tokens = cut(linear, room)
+    linear_s = max([(u + r if r > 0.0 else u) / s for u, r, s in zip(pool.linear, room, speeds, strict=True)])
     wait, best = pool.wait, None
     for _ in range(2):
         base = [during(scene, o / s, wait) * s for o, s in zip(pool.own, speeds, strict=True)]
@@ -209,6 +220,27 @@ def level(capacity: list[float], used: list[float], amount: float) -> float:
         if k == last or height <= order[k + 1][0]:
             break
     return height
+
+
+def _within_memory(scene: Scene, pool: Pool, room: list[float], amount: float) -> list[float]:
+    """The room for token-wise work of anchors, moved from ranks whose memory is too small; itself if all tokens fit."""
+    work = amount / sum([scene.tokens[j] for j in pool.anchors])  # of one token
+    most = [max(0.0, cap - held) * work for cap, held in zip(pool.caps, pool.held, strict=True)]
+    if all([r <= m for r, m in zip(room, most, strict=True)]):
+        return room
+    fixed: dict[int, float] = {}
+    while True:
+        free = [k for k in range(len(room)) if k not in fixed]
+        left = amount - sum(fixed.values())
+        if not free or left <= 0.0:
+            break
+        speeds = [pool.speeds[k] for k in free]
+        top = level(speeds, [pool.linear[k] for k in free], left)
+        over = [k for k, s in zip(free, speeds, strict=True) if top * s - pool.linear[k] > most[k]]
+        if not over:
+            return [fixed[k] if k in fixed else top * pool.speeds[k] - pool.linear[k] for k in range(len(room))]
+        fixed |= {k: most[k] for k in over}
+    return [m + (amount - sum(most)) * c / pool.cap for m, c in zip(most, pool.caps, strict=True)]
 
 
 def _wrap(amounts: list[float], room: list[float]) -> list[Spans]:

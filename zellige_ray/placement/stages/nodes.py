@@ -75,10 +75,13 @@ def _giants(scene: Scene, speeds: list[float], rank: int) -> list[tuple[list[int
     free = sorted(range(len(speeds)), key=lambda k: (-speeds[k], k))
     out: list[tuple[list[int], list[int]]] = []
     for j in range(min(len(scene.work), len(speeds))):
-        if len(free) < 2 or scene.work[j] <= speeds[free[0]] * scene.target_s:
+        holds = [sum([scene.cap[r] for r in scene.nodes[k]]) for k in free]
+        if len(free) < 2 or (scene.work[j] <= speeds[free[0]] * scene.target_s and scene.tokens[j] <= holds[0]):
             break
         options = []
         for count in range(1, len(free) + 1):
+            if scene.tokens[j] > sum(holds[:count]) and count < len(free):
+                continue
             width = sum([len(scene.nodes[k]) for k in free[:count]])
             share = scene.work[j] / sum([speeds[k] for k in free[:count]])
             time = max(scene.target_s, share) + (even_wait(scene, scene.tokens[j], width, count) if width > 1 else 0.0)

@@ -8,13 +8,16 @@ from zellige_ray.placement.stages.scene import Scene
 class Pool:
     """Ranks, the anchors cut over them, and what fillers put on each rank (by position). Units: seconds at speed 1.
 
-    A rank without anchors is a pool of one. wait: both exchanges, estimated for even cuts. load = linear + own.
+    A rank without anchors is a pool of one. wait: both exchanges, estimated for even cuts. load = linear + own. held:
+    tokens of fillers on each rank, of the caps that memory sets; tokens, cap: of the pool, anchors included.
     """
 
     __slots__ = (
         "anchors",
         "cap",
+        "caps",
         "even",
+        "held",
         "linear",
         "load",
         "own",
@@ -40,7 +43,9 @@ class Pool:
         self.load = [0.0] * size
         self.work = sum([scene.work[j] for j in anchors])
         self.tokens = sum([scene.tokens[j] for j in anchors])
-        self.cap = sum([scene.cap[r] for r in ranks])
+        self.caps = [scene.cap[r] for r in ranks]
+        self.cap = sum(self.caps)
+        self.held = [0] * size
         nodes = len({scene.node_of[r] for r in ranks})
         self.wait = chain_wait(scene, anchors, ranks, nodes) if size > 1 else 0.0
 
@@ -51,6 +56,7 @@ class Pool:
         self.load[k] += scene.work[j]
         self.work += scene.work[j]
         self.tokens += scene.tokens[j]
+        self.held[k] += scene.tokens[j]
         self.time = -1.0
 
     def take(self, scene: Scene, j: int, k: int) -> None:
@@ -60,13 +66,23 @@ class Pool:
         self.load[k] -= scene.work[j]
         self.work -= scene.work[j]
         self.tokens -= scene.tokens[j]
+        self.held[k] -= scene.tokens[j]
         self.time = -1.0
+
+    def left(self, k: int) -> float:
+        """Tokens that still fit on the rank at position k, and in the pool."""
+        return min(self.cap - self.tokens, self.caps[k] - self.held[k])
+
+    def fits(self, tokens: int, k: int) -> bool:
+        """Do that many tokens still fit on the rank at position k, and in the pool."""
+        return self.tokens + tokens <= self.cap and self.held[k] + tokens <= self.caps[k]
 
     def copy(self) -> Pool:
         """The same pool, to be changed on its own."""
         out = Pool.__new__(Pool)
         out.ranks, out.anchors, out.speeds, out.speed = self.ranks, self.anchors, self.speeds, self.speed
-        out.even, out.cap, out.wait = self.even, self.cap, self.wait
+        out.even, out.caps, out.cap, out.wait = self.even, self.caps, self.cap, self.wait
+        out.held = self.held[:]
         out.linear, out.own, out.load = self.linear[:], self.own[:], self.load[:]
         out.work, out.tokens, out.time = self.work, self.tokens, self.time
         return out
@@ -78,6 +94,7 @@ def merge(scene: Scene, pools: list[Pool], extra: list[int]) -> Pool:
     out.linear = [x for p in pools for x in p.linear]
     out.own = [x for p in pools for x in p.own]
     out.load = [x for p in pools for x in p.load]
+    out.held = [x for p in pools for x in p.held]
     out.work += sum(out.load)
     out.time = -1.0
     out.tokens = sum([p.tokens for p in pools]) + sum([scene.tokens[j] for j in extra])

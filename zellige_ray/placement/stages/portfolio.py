@@ -30,7 +30,9 @@ def best_of_portfolio(
     size = scene.world_size
     if size == 1 or _any_floor(scene, time_s) >= MARGIN * time_s:
         return plan
-    even = [((g, size // g),) for g in range(2, size + 1) if size % g == 0 and (g == size or scene.quanta % g == 0)]
+    whole = {size, len(scene.nodes[0])}  # cp needs no heads that divide
+    sizes = [g for g in range(2, size + 1) if size % g == 0 and (g in whole or scene.quanta % g == 0)]
+    even: list[Spec] = [((g, size // g),) for g in sizes]
     even = [spec for spec in even if _floor(scene, spec, time_s) < MARGIN * time_s]
     mixed: list[Spec] = []
     if len(batch) * 2 <= WORK:

@@ -11,7 +11,7 @@ from zellige_ray.placement.cost import CostModel
 TIGHT = 0.55  # share of all memory for tokens above which ranks are watched
 FULL = 0.75  # share above which ranks of a node share anchors, so that their tokens are level
 SMALL = 4  # sequences per rank, up to which more layouts are weighed
-BUFFERS = 0.03  # share of the memory for tokens that is left for exchange buffers
+BUFFERED = 3.2  # rows of hidden width per token that are left for exchange buffers: q, k, v and some slack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +65,8 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
     passes = tuple(zip(cost.compute_shares, cost.exchange_shares, strict=True))
     quantum = cost.row_bytes * group
     size = cluster.world_size
-    fits = {m: (1 - BUFFERS) * cost.token_capacity(m, size) for m in set(cluster.memory_bytes)}
+    buffers = BUFFERED * cost.model.hidden * cost.model.dtype_bytes / cost.token_bytes()
+    fits = {m: cost.token_capacity(m, size) / (1 + buffers) for m in set(cluster.memory_bytes)}
     cap = tuple([fits[m] for m in cluster.memory_bytes])
     return Scene(
         tokens=batch.tokens_S.tolist(),
@@ -82,7 +83,7 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
         kv_share=1.0 / group,
         target_s=(sum(linear) + sum(attention)) / sum(cluster.speed),
         cap=cap,
-        tight=tokens > TIGHT * sum(cap),
+        tight=tokens > TIGHT * size * min(cap),
         full=tokens > FULL * sum(cap),
         small=len(batch) <= SMALL * size,
         short_token_s=float(batch.linear_S[-1] + batch.attention_S[-1]) / float(batch.tokens_S[-1]),
