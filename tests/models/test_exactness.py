@@ -17,15 +17,18 @@ TEXT = [5, 0, 1, 11, 0, 3]
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
-def fresh(name, lab, dtype, checkpointing="none"):
+def fresh(name, lab, dtype, checkpointing=None):
     """A module with no zero weights, so that every gradient means something."""
-    config = ModelConfig(name=name, layers=2, heads=HEADS, head_dim=12, mlp_ratio=2.0, checkpointing=checkpointing)
+    config = ModelConfig(name=name, layers=2, heads=HEADS, head_dim=12, mlp_ratio=2.0)
     module = get_adapter(name).build(config, lab.TEXT_DIM, 0, torch.float64, "cpu")
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in module.parameters():
             p.add_(torch.randn(p.shape, generator=g, dtype=torch.float64) * (0.1 if p.ndim > 1 else 0.02))
-    return module.to(dtype)
+    module = module.to(dtype)
+    if checkpointing is not None:
+        get_adapter(name).bind(module, checkpointing)
+    return module
 
 
 def alone(name, module, batch):
@@ -90,11 +93,14 @@ def test_loss_outputs_and_all_gradients_equal_one_process_over_random_tilings(na
 @pytest.mark.dist
 @pytest.mark.usefixtures("_double_casts")
 @pytest.mark.parametrize("name", ["dit", "wan"])
-def test_recomputation_repeats_the_exchanges_and_changes_nothing(name, lab):
+def test_recomputation_repeats_the_exchanges_unless_attention_is_kept(name, lab):
     use = ("heads", "shared", "uneven")
     plain = check(name, lab, torch.float64, 3, 5, use=use)
-    again = check(name, lab, torch.float64, 3, 5, checkpointing="full", use=use)
-    assert [2 * b for b in again] == [3 * a for a in plain]
+    full = check(name, lab, torch.float64, 3, 5, checkpointing="full", use=use)
+    kept = check(name, lab, torch.float64, 3, 5, checkpointing="attention", use=use)
+    assert max(plain) > 0
+    assert [2 * b for b in full] == [3 * a for a in plain]
+    assert kept == plain
 
 
 @pytest.mark.dist

@@ -109,7 +109,7 @@ def overlapped_over_not(
             for engine in engines:
                 comm.barrier()
                 began = time.perf_counter()
-                out = engine.attend(*operands)
+                out = engine.attend(operands[0], operands[1], operands[2])
                 torch.autograd.backward(out, torch.ones_like(out))
                 comm.barrier()
                 seconds.append(time.perf_counter() - began)
@@ -132,7 +132,7 @@ def exchange_overhead(tokens: int = 1024, repeats: int = 7) -> dict[str, float]:
         for _ in range(repeats + 1):
             comm.barrier()
             engine.clock.reset()
-            out = engine.attend(*operands)
+            out = engine.attend(operands[0], operands[1], operands[2])
             torch.autograd.backward(out, torch.ones_like(out))
             read = engine.clock.read()
             times.append((read.exchange_s, read.attention_s))

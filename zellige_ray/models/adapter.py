@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -90,8 +90,11 @@ class ModelAdapter(Protocol):
         """A new module; the same seed gives the same weights on every rank, up to the rounding of `dtype`."""
         ...
 
-    def bind(self, module: nn.Module) -> BoundModel:
-        """Hooks on the instance, once; class, weights and state-dict keys stay as they are."""
+    def bind(self, module: nn.Module, checkpointing: Literal["none", "full", "attention"] | None = None) -> BoundModel:
+        """Hooks on the instance, once; class, weights and state-dict keys stay as they are.
+
+        checkpointing: default as configured at `build`; `attention` keeps attention results: nothing is exchanged twice.
+        """
         ...
 
     def tokens(self, latents_CFHW: Tensor, start: int, stop: int) -> Tensor:

@@ -14,13 +14,14 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from zellige_ray.attention import AttentionEngine
+from zellige_ray.attention.layer import Memo
 from zellige_ray.errors import EngineError, ModelError
 from zellige_ray.models import checkpointing, seam
 from zellige_ray.models.adapter import Packed
 from zellige_ray.models.rows import Rows
 from zellige_ray.models.stream import Stream, make_stream
 
-Checkpointing = Literal["none", "full"]
+Checkpointing = Literal["none", "full", "attention"]
 
 
 class Bound:
@@ -37,16 +38,17 @@ class Bound:
         mode: Checkpointing = "none",
         order: str | None = None,
     ) -> None:
-        if mode not in ("none", "full"):
-            raise ModelError(f"unknown checkpointing {mode!r}, known are none, full (model.checkpointing)")
+        if mode not in ("none", "full", "attention"):
+            raise ModelError(f"unknown checkpointing {mode!r}, known are none, full, attention (model.checkpointing)")
         self.module = module
         self.blocks = list(blocks)
         self._run = run
         self._order = order
         self._stream: Stream | None = None
-        if mode == "full":
+        self._tape: checkpointing.Tape | None = None
+        if mode != "none":
             for block in self.blocks:
-                checkpointing.install(block, lambda: functools.partial(self._entered, self.stream))
+                checkpointing.install(block, lambda: functools.partial(self._entered, self.stream, _tape(mode)))
 
     def __call__(self, packed: Packed, engine: AttentionEngine) -> Tensor:
         stream = make_stream(packed, engine, self._order)
@@ -60,9 +62,13 @@ class Bound:
             raise EngineError("the model was called without a packed batch: call the bound model, not the module")
         return self._stream
 
+    def attend(self, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> Tensor:
+        """Self-attention of the stream under way, also for models that take it as an argument."""
+        return self.stream.attend(q_TNH, k_TNH, v_TNH, self._memo())
+
     def catch_self_attention(self, module: nn.Module, name: str) -> None:
         """This module's attention is over the visual tokens of a sequence."""
-        seam.install(module, name, lambda q, k, v: self.stream.attend(q, k, v))
+        seam.install(module, name, self.attend)
 
     def catch_cross_attention(self, module: nn.Module, name: str) -> None:
         """This module's attention is from visual tokens to their caption."""
@@ -70,7 +76,7 @@ class Bound:
 
     def catch_joint_attention(self, module: nn.Module, name: str, mask: seam.Mask = "refuse") -> None:
         """This module's attention is over text and visual tokens together. mask: ignore one that the adapter knows to be all ones."""
-        seam.install(module, name, lambda q, k, v: self.stream.attend_jointly(q, k, v), mask)
+        seam.install(module, name, lambda q, k, v: self.stream.attend_jointly(q, k, v, self._memo()), mask)
 
     def catch_visual_attention(self, module: nn.Module, name: str) -> None:
         """This module of a joint model attends to visual tokens only."""
@@ -90,20 +96,30 @@ class Bound:
             else out
         )
 
+    def _memo(self) -> Memo | None:
+        return self._tape.take() if self._tape is not None else None
+
     @contextmanager
-    def _entered(self, stream: Stream) -> Iterator[None]:
-        before, self._stream = self._stream, stream
+    def _entered(self, stream: Stream, tape: checkpointing.Tape | None = None) -> Iterator[None]:
+        before = self._stream, self._tape
+        self._stream, self._tape = stream, tape
+        if tape is not None:
+            tape.rewind()
         try:
             yield
         finally:
-            self._stream = before
+            self._stream, self._tape = before
 
 
-def bind_once(module: nn.Module, make: Callable[[Checkpointing], Bound]) -> Bound:
-    """The module's Bound, made at the first call; it lives as long as the module does."""
+def _tape(mode: Checkpointing) -> checkpointing.Tape | None:
+    return checkpointing.Tape() if mode == "attention" else None
+
+
+def bind_once(module: nn.Module, make: Callable[[Checkpointing], Bound], mode: Checkpointing | None = None) -> Bound:
+    """The module's Bound, made at the first call; it lives as long as the module. mode: default what `build` noted."""
     known: Any = module.__dict__.get("_zellige_bound")
     if known is None:
-        known = make(module.__dict__.get("_zellige_checkpointing", "none"))
+        known = make(mode or module.__dict__.get("_zellige_checkpointing", "none"))
         module.__dict__["_zellige_bound"] = known
     bound: Bound = known
     return bound

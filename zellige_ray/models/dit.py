@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from zellige_ray.config import ModelConfig
 from zellige_ray.errors import ModelError
 from zellige_ray.models.adapter import LatentShape, grid_positions, patchify, unpatchify
-from zellige_ray.models.bound import Bound, bind_once, remember_checkpointing
+from zellige_ray.models.bound import Bound, Checkpointing, bind_once, remember_checkpointing
 from zellige_ray.models.initial import initialise
 from zellige_ray.models.rows import Rows, TokenIndex
 from zellige_ray.models.specs import specs
@@ -162,9 +162,9 @@ class DitAdapter:
         remember_checkpointing(module, config.checkpointing)
         return module.to(dtype=dtype, device=device)
 
-    def bind(self, module: nn.Module) -> Bound:
+    def bind(self, module: nn.Module, checkpointing: Checkpointing | None = None) -> Bound:
         dit = cast(ReferenceDiT, module)
-        return bind_once(module, lambda mode: Bound(module, list(dit.blocks), _run, mode))
+        return bind_once(module, lambda mode: _bind(dit, mode), checkpointing)
 
     def tokens(self, latents_CFHW: Tensor, start: int, stop: int) -> Tensor:
         return patchify(latents_CFHW, specs["dit"].patch, start, stop)
@@ -176,14 +176,22 @@ class DitAdapter:
         return grid_positions(specs["dit"].grid(latent_shape), start, stop)
 
 
-def _run(module: nn.Module, stream: Stream) -> Tensor:
+def _bind(dit: ReferenceDiT, mode: Checkpointing) -> Bound:
+    def run(_module: nn.Module, stream: Stream) -> Tensor:
+        return _run(dit, stream, bound.attend)
+
+    bound = Bound(dit, list(dit.blocks), run, mode)
+    return bound
+
+
+def _run(module: nn.Module, stream: Stream, attend: Attend) -> Tensor:
     out_TX: Tensor = module(
         stream.tokens_TCphw.flatten(1),
         stream.positions_T3,
         stream.timestep_R,
         stream.text_LD,
         stream.visual,
-        stream.attend,
+        attend,
         stream.cross,
     )
     return out_TX.view_as(stream.tokens_TCphw)

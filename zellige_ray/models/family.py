@@ -53,8 +53,8 @@ class Family(ABC):
         remember_checkpointing(module, config.checkpointing)
         return nn.Module.to(module, dtype=dtype, device=device)  # not ModelMixin.to, which warns about float32 parts
 
-    def bind(self, module: nn.Module) -> Bound:
-        return bind_once(module, lambda mode: self._bind(module, mode))
+    def bind(self, module: nn.Module, checkpointing: Checkpointing | None = None) -> Bound:
+        return bind_once(module, lambda mode: self._bind(module, mode), checkpointing)
 
     def tokens(self, latents_CFHW: Tensor, start: int, stop: int) -> Tensor:
         return patchify(latents_CFHW, self.spec.patch, start, stop)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from zellige_ray.attention import AttentionEngine
+from zellige_ray.attention.layer import Memo
 from zellige_ray.errors import ModelError
 from zellige_ray.models.adapter import Packed, with_empty_captions
 from zellige_ray.models.rows import MIN_TOKENS, TokenIndex
@@ -78,20 +79,20 @@ class Stream:
         spans = self.packed.text_spans or ((0, 0),) * len(self.packed.piece_lengths)
         return tuple(n - (b - a) for n, (a, b) in zip(self.packed.piece_lengths, spans, strict=True))
 
-    def attend(self, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> Tensor:
+    def attend(self, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, memo: Memo | None = None) -> Tensor:
         """Self-attention of the real visual tokens; zeros for dummies."""
         n = self.num_tokens
-        return _padded(self.engine.attend(q_TNH[:n], k_TNH[:n], v_TNH[:n]), q_TNH.shape[0])
+        return _padded(self.engine.attend(q_TNH[:n], k_TNH[:n], v_TNH[:n], memo), q_TNH.shape[0])
 
     def cross(self, q_TNH: Tensor, k_LNH: Tensor, v_LNH: Tensor) -> Tensor:
         """Attention of the real visual tokens to their captions; zeros for dummies."""
         return _padded(self.engine.cross(q_TNH[: self.num_tokens], k_LNH, v_LNH, self.text_lengths), q_TNH.shape[0])
 
-    def attend_jointly(self, *operands: Tensor) -> Tensor:
+    def attend_jointly(self, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, memo: Memo | None = None) -> Tensor:
         """Attention of all real tokens, operands and result in the module's order; zeros for dummies."""
         joint = self.captions
-        q, k, v = (_Select.apply(x, joint.to_packed, joint.to_stream) for x in operands)  # type: ignore[no-untyped-call]
-        out: Tensor = _Select.apply(self.engine.attend(q, k, v), joint.to_stream, joint.to_packed)  # type: ignore[no-untyped-call]
+        q, k, v = (_Select.apply(x, joint.to_packed, joint.to_stream) for x in (q_TNH, k_TNH, v_TNH))  # type: ignore[no-untyped-call]
+        out: Tensor = _Select.apply(self.engine.attend(q, k, v, memo), joint.to_stream, joint.to_packed)  # type: ignore[no-untyped-call]
         return out
 
     def attend_within_pieces(self, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> Tensor:

@@ -1,0 +1,191 @@
+"""One attention layer, forward and backward, with its exchanges.
+
+Forward is, in this order: post q, k, v of cut tokens; attention of the first fillers; wait; attention of the tiles; post their
+outputs; attention of the second fillers; wait. Backward is the mirror image in one autograd node, so that the same fillers'
+kernels run while the reverse exchanges are in flight.
+
+Legend: T packed local tokens, N heads, H head dim, R rows of H.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from zellige_ray.attention.kernels import Kernel
+from zellige_ray.attention.segments import Segments
+
+if TYPE_CHECKING:
+    from zellige_ray.attention.engine import AttentionEngine
+
+
+class Memo:
+    """What one attention layer computed, kept for its recomputation: outputs, and operands and outputs of its tiles."""
+
+    __slots__ = ("result",)
+
+    def __init__(self) -> None:
+        self.result: tuple[Tensor, ...] | None = None
+
+
+def _forward(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, engine: AttentionEngine, kernel: Kernel
+) -> tuple[Tensor, ...]:
+    """Output of all tokens; log-sum-exp of first and second fillers; q, k, v, output and log-sum-exp of the units."""
+    layout, exchange, clock = engine.layout, engine.exchange, engine.clock
+    whole, first = layout.num_whole, layout.num_first
+    o_TNH = torch.empty_like(q_TNH)
+    lse: list[Tensor] = []
+    with clock.phase("exchange"):
+        flight = exchange.start(exchange.qkv_in, _cut_rows(engine, q_TNH, k_TNH, v_TNH))
+    with clock.phase("attention"):
+        lse.append(
+            kernel.forward(
+                q_TNH[:first], k_TNH[:first], v_TNH[:first], engine.first, o_TNH[:first], engine.deterministic
+            )
+        )
+    with clock.phase("exchange"):
+        q_R1H, k_R1H, v_R1H = _units(engine, exchange.finish(flight))
+    o_R1H = torch.empty_like(q_R1H)
+    with clock.phase("attention"):
+        lse_R1 = kernel.forward(q_R1H, k_R1H, v_R1H, engine.units, o_R1H, engine.deterministic)
+    with clock.phase("exchange"):
+        flight = exchange.start(exchange.o_out, o_R1H.flatten(0, 1))
+    with clock.phase("attention"):
+        rows = slice(first, whole)
+        lse.append(
+            kernel.forward(q_TNH[rows], k_TNH[rows], v_TNH[rows], engine.second, o_TNH[rows], engine.deterministic)
+        )
+    with clock.phase("exchange"):
+        _gather(exchange.finish(flight), engine.home_q_unpack, _cut(engine, o_TNH))
+    return o_TNH, *lse, q_R1H, k_R1H, v_R1H, o_R1H, lse_R1
+
+
+class AttendLayer(torch.autograd.Function):
+    """The whole of one attention layer, forward and backward, with its exchanges."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_TNH: Tensor,
+        k_TNH: Tensor,
+        v_TNH: Tensor,
+        engine: AttentionEngine,
+        kernel: Kernel,
+        memo: Memo | None,
+    ) -> Tensor:
+        result = memo.result if memo is not None else None
+        if result is None:
+            result = _forward(q_TNH, k_TNH, v_TNH, engine, kernel)
+            if memo is not None:
+                memo.result = tuple(x.detach() for x in result)
+        whole = engine.layout.num_whole
+        kept = (q_TNH[:whole], k_TNH[:whole], v_TNH[:whole]) if whole else (q_TNH[:0].clone(),) * 3
+        ctx.save_for_backward(*kept, *result)
+        ctx.engine, ctx.kernel = engine, kernel
+        return result[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor | None, ...]:
+        engine, kernel = ctx.engine, ctx.kernel
+        q, k, v, o_TNH, lse_first, lse_second, q_R1H, k_R1H, v_R1H, o_R1H, lse_R1 = ctx.saved_tensors
+        layout, exchange, clock = engine.layout, engine.exchange, engine.clock
+        first, second = slice(0, layout.num_first), slice(layout.num_first, layout.num_whole)
+        grad_TNH = grad_TNH.contiguous()
+        grads = tuple(torch.empty_like(grad_TNH) for _ in range(3))
+
+        def fillers(rows: slice, lse: Tensor, segments: Segments) -> None:
+            with clock.phase("attention"):
+                outs = (grads[0][rows], grads[1][rows], grads[2][rows])
+                kernel.backward(
+                    grad_TNH[rows], q[rows], k[rows], v[rows], o_TNH[rows], lse, segments, outs, engine.deterministic
+                )
+
+        with clock.phase("exchange"):
+            flight = exchange.start(exchange.grad_in, _cut(engine, grad_TNH))
+        fillers(second, lse_second, engine.second)
+        with clock.phase("exchange"):
+            grad_R1H = torch.empty_like(o_R1H)
+            _gather(exchange.finish(flight), engine.unit_q_unpack, grad_R1H.flatten(0, 1))
+        with clock.phase("attention"):
+            sizes = [q_R1H.shape[0], k_R1H.shape[0], v_R1H.shape[0]]
+            unit_grads_RH = q_R1H.new_empty(sum(sizes), q_R1H.shape[-1])
+            dq, dk, dv = torch.split(unit_grads_RH.unsqueeze(1), sizes)
+            kernel.backward(
+                grad_R1H, q_R1H, k_R1H, v_R1H, o_R1H, lse_R1, engine.units, (dq, dk, dv), engine.deterministic
+            )
+        with clock.phase("exchange"):
+            flight = exchange.start(exchange.grads_out, unit_grads_RH)
+        fillers(first, lse_first, engine.first)
+        with clock.phase("exchange"):
+            home_RH = _summed(engine, exchange.finish(flight))
+            for grad, rows_RH in zip(grads, home_RH.chunk(3) if home_RH.shape[0] else (home_RH,) * 3, strict=True):
+                _cut(engine, grad).copy_(rows_RH)
+        return *grads, None, None, None
+
+
+class LocalLayer(torch.autograd.Function):
+    """Attention that needs nobody else."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_QNH: Tensor,
+        k_KNH: Tensor,
+        v_KNH: Tensor,
+        segments: Segments,
+        engine: AttentionEngine,
+        kernel: Kernel,
+    ) -> Tensor:
+        o_QNH = torch.empty_like(q_QNH)
+        with engine.clock.phase("attention"):
+            lse_QN = kernel.forward(q_QNH, k_KNH, v_KNH, segments, o_QNH, engine.deterministic)
+        ctx.save_for_backward(q_QNH, k_KNH, v_KNH, o_QNH, lse_QN)
+        ctx.segments, ctx.engine, ctx.kernel = segments, engine, kernel
+        return o_QNH
+
+    @staticmethod
+    def backward(ctx: Any, grad_QNH: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, o, lse = ctx.saved_tensors
+        outs = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
+        with ctx.engine.clock.phase("attention"):
+            ctx.kernel.backward(grad_QNH.contiguous(), q, k, v, o, lse, ctx.segments, outs, ctx.engine.deterministic)
+        return *outs, None, None, None
+
+
+def _cut(engine: AttentionEngine, x_TNH: Tensor) -> Tensor:
+    """Rows (token, head) of the exchanged tokens, a view."""
+    layout = engine.layout
+    return x_TNH[layout.num_whole : layout.num_whole + layout.num_exchanged].view(-1, x_TNH.shape[-1])
+
+
+def _cut_rows(engine: AttentionEngine, *operands: Tensor) -> Tensor:
+    return torch.cat([_cut(engine, x) for x in operands])
+
+
+def _units(engine: AttentionEngine, wire_RH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of this rank's units, one head each."""
+    q_rows, kv_rows = engine.layout.tables.unit_q_rows, engine.layout.tables.unit_kv_rows
+    q, k, v = (
+        wire_RH.index_select(0, index).unsqueeze(1)
+        for index in torch.split(engine.unit_unpack, [q_rows, kv_rows, kv_rows])
+    )
+    return q, k, v
+
+
+def _gather(wire_RH: Tensor, index: Tensor, out_RH: Tensor) -> None:
+    torch.index_select(wire_RH, 0, index, out=out_RH)
+
+
+def _summed(engine: AttentionEngine, wire_RH: Tensor) -> Tensor:
+    """Home rows (dq | dk | dv): the first copy, plus further ones in ascending tile rank, in float32 or wider."""
+    rows_RH = wire_RH.index_select(0, engine.home_unpack)
+    if engine.sums:
+        wide = torch.float64 if wire_RH.dtype == torch.float64 else torch.float32
+        total_RH = rows_RH.index_select(0, engine.sum_rows).to(wide)
+        for slots, places in engine.sums:  # a row is named once per copy: an indexed copy, never a scatter-add
+            total_RH.index_copy_(0, slots, total_RH.index_select(0, slots) + wire_RH.index_select(0, places).to(wide))
+        rows_RH.index_copy_(0, engine.sum_rows, total_RH.to(rows_RH.dtype))
+    return rows_RH
