@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from zellige_ray.errors import ConfigError
 
+DRIVER_RESTART_S = 5.0  # 0.6-2 s measured; a worker must not give up on a driver that comes back
+
 
 class Section(BaseModel):
     """A part of the configuration: frozen, and closed to unknown keys."""
@@ -154,18 +156,20 @@ class EngineConfig(Section):
 
 
 class WorkersConfig(Section):
-    """The pool of workers."""
+    """The pool of workers: how many, and how long anybody waits for anybody."""
 
     count: PositiveInt | Literal["auto"] = Field(
-        "auto", description="`auto`: one per GPU, else one per CPU core, at most 8."
+        "auto", description="At most this many. `auto`: one per GPU, else one per CPU core, at most 8."
     )
-    min: PositiveInt = Field(1, description="With fewer live workers the run stops with a checkpoint.")
+    min: PositiveInt = Field(1, description="With fewer live workers the run waits, then stops with a checkpoint.")
     threads: PositiveInt = Field(1, description="CPU threads of one worker.")
     start_timeout_s: PositiveFloat = Field(180.0, description="All workers must answer within it.")
+    wait_timeout_s: PositiveFloat = Field(300.0, description="How long a run waits for workers.min.")
     step_timeout_s: PositiveFloat = Field(600.0, description="A step that takes longer is broken.")
     ping_interval_s: PositiveFloat = 0.5
-    ping_timeout_s: PositiveFloat = Field(10.0, description="A worker silent for longer is removed.")
+    ping_timeout_s: PositiveFloat = Field(2.0, description="A worker silent for longer is removed.")
     comm_timeout_s: PositiveFloat = Field(60.0, description="Time-out of one collective in the transport library.")
+    lease_s: PositiveFloat = Field(30.0, description="Workers without word from a driver for longer end themselves.")
 
     @model_validator(mode="after")
     def _ordered(self) -> WorkersConfig:
@@ -176,6 +180,11 @@ class WorkersConfig(Section):
         if not values[0] < values[1] < values[2] <= values[3]:
             given = ", ".join(f"{name} {value:g}" for name, value in zip(names, values, strict=True))
             raise ValueError(f"time-outs must ascend, the last two may be equal: {given}")
+        if self.lease_s < self.ping_timeout_s + DRIVER_RESTART_S:
+            raise ValueError(
+                f"lease_s is {self.lease_s:g}, ping_timeout_s {self.ping_timeout_s:g}: a lease must outlast a driver's "
+                f"restart, set it to at least ping_timeout_s + {DRIVER_RESTART_S:g}"
+            )
         return self
 
 

@@ -7,8 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zellige_ray.actors.messages import Decision, Invitation, Measurement, Member, Order, Reply, Vote
-from zellige_ray.actors.pool import Gathered
+import zellige_ray
+from zellige_ray.actors.messages import (
+    Corrupt,
+    Decision,
+    Invitation,
+    Measurement,
+    Member,
+    Order,
+    Reply,
+    Saving,
+    Standing,
+    Vote,
+)
+from zellige_ray.actors.pool import Adopted, Gathered
 from zellige_ray.monitor.events import RankTimes
 
 
@@ -29,47 +41,85 @@ class FakeWorker:
     name: str
     epoch: int = -1
     step: int = 0
-    pending: int | None = None
+    vote: Vote | None = None
+    member: Member | None = None
     history: list[tuple[int, bool]] = field(default_factory=list)
 
     def apply(self, decided: Decision) -> None:
         if decided.step <= self.step:
             return
-        assert self.pending == decided.step == self.step + 1, "a step was applied that this worker never voted for"
-        self.step, self.pending = decided.step, None
+        assert self.vote is not None, "a step was applied that this worker never voted for"
+        assert self.vote.step == decided.step == self.step + 1, "a step was applied that this worker never voted for"
+        self.step, self.vote = decided.step, None
         self.history.append((decided.step, decided.update))
 
 
 class FakePool:
-    """See `Pool`. nonfinite: steps whose gradients are not finite."""
+    """See `Pool`. nonfinite: steps whose gradients are not finite. corrupt: samples that nobody can read.
+
+    slow: worker -> how many times longer it computes. draining: what `leaving` says. odd: versions of workers by name.
+    """
 
     def __init__(self, faults: Sequence[Fault] = (), nonfinite: Sequence[int] = (), spares: int = 0) -> None:
         self.faults, self.nonfinite, self.spares = list(faults), set(nonfinite), spares
         self.workers: dict[str, FakeWorker] = {}
         self.dead: dict[str, FakeWorker] = {}
-        self.requested = self.count = 0
+        self.asked = self.count = 0
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.cancelled: list[tuple[tuple[str, ...], int]] = []
         self.orders: list[Order] = []
         self.closed = False
+        self.corrupt: set[str] = set()
+        self.slow: dict[str, float] = {}
+        self.draining: dict[str, str] = {}
+        self.odd: dict[str, str] = {}
+        self.broken_setups: list[str] = []
+        self.highest = -1
+        self.save_error = ""
 
     def _spawn(self) -> Member:
         name, self.count = f"worker-{self.count}", self.count + 1
-        self.workers[name] = FakeWorker(name)
-        return Member(name, "node", 100 + self.count, "cpu", 8 << 30, 0)
+        version = self.odd.get(name, zellige_ray.__version__)
+        member = Member(name, "node", 100 + self.count, "cpu", 8 << 30, 0, version, "model")
+        self.workers[name] = FakeWorker(name, member=member)
+        return member
 
     def start(self, count: int, min_count: int, checkpoint: str | None, timeout_s: float) -> list[Member]:
+        self.asked = 0
         return [self._spawn() for _ in range(count)]
 
-    def request(self, checkpoint: str | None) -> None:
-        self.requested += 1
+    def adopt(self, expected: Sequence[str], checkpoint: str | None) -> Adopted:
+        standings = {}
+        for name, worker in self.workers.items():
+            assert worker.member is not None
+            standings[name] = Standing(worker.member, worker.epoch, worker.step, worker.vote)
+        lost = {w: "is gone" for w in expected if w not in self.workers}
+        return Adopted(standings, max([self.highest, *(w.epoch for w in self.workers.values())]), lost)
 
-    def arrived(self) -> list[Member]:
-        num = min(self.requested, self.spares)
-        self.requested, self.spares = self.requested - num, self.spares - num
+    def request(self, checkpoint: str | None) -> None:
+        self.asked += 1
+
+    def requested(self) -> int:
+        return self.asked
+
+    def arrived(self, wait_s: float = 0.0) -> list[Member]:
+        num = min(self.asked, self.spares)
+        self.asked, self.spares = self.asked - num, self.spares - num
         return [self._spawn() for _ in range(num)]
 
+    def failed(self) -> dict[str, str]:
+        failed = {f"worker-{90 + i}": reason for i, reason in enumerate(self.broken_setups)}
+        self.broken_setups = []
+        return failed
+
+    def leaving(self) -> dict[str, str]:
+        return dict(self.draining)
+
+    def room(self) -> str:
+        return "free now: nothing"
+
     def store(self, epoch: int) -> Any:
+        self.highest = max(epoch, self.highest)
         return epoch
 
     def submit(self, method: str, args: Mapping[str, Sequence[Any]]) -> Any:
@@ -86,6 +136,9 @@ class FakePool:
 
     def _answer(self, method: str, name: str, args: tuple[Any, ...], hurt: bool) -> Reply:
         worker = self.workers[name]
+        bad = tuple(s.id for a in args if isinstance(a, Order) for s in a.samples if s.id in self.corrupt)
+        if bad:
+            return Reply(name, worker.epoch, "broken", Corrupt(bad), "latents can't be read")
         if hurt and method in ("join", "measure", "step", "held_out", "denoise", "rehearse"):
             return Reply(name, worker.epoch, "broken", reason="a peer is gone")
         return Reply(name, worker.epoch, "ok", getattr(self, f"_{method}")(worker, *args))
@@ -107,9 +160,10 @@ class FakePool:
     # What workers do
 
     def _join(self, worker: FakeWorker, invitation: Invitation) -> int:
-        if worker.pending == invitation.decided.step:
+        assert invitation.epoch > worker.epoch, "an epoch number was given twice"
+        if worker.vote is not None and worker.vote.step == invitation.decided.step:
             worker.apply(invitation.decided)
-        worker.pending, worker.epoch = None, invitation.epoch
+        worker.vote, worker.epoch = None, invitation.epoch
         if invitation.source is not None:
             worker.step = invitation.decided.step
         assert worker.step == invitation.decided.step
@@ -127,15 +181,20 @@ class FakePool:
 
     def _step(self, worker: FakeWorker, order: Order) -> Vote:
         self._on(worker, order)
-        worker.pending = order.decided.step + 1
-        return self._vote(worker, worker.pending not in self.nonfinite)
+        worker.vote = self._result(worker, order, order.decided.step + 1 not in self.nonfinite)
+        return worker.vote
 
     def _rehearse(self, worker: FakeWorker, order: Order) -> Vote:
         self._on(worker, order)
-        return self._vote(worker, True)
+        return self._result(worker, order, True)
 
-    def _vote(self, worker: FakeWorker, finite: bool) -> Vote:
-        return Vote(1.0, 2.0, finite, 1e-3, 0.5, RankTimes(0, 0.1, 0.1, 0.1, 0.1, 10, 1 << 20))
+    def _result(self, worker: FakeWorker, order: Order, finite: bool) -> Vote:
+        """Compute times are those of the plan on ranks of speed 1, times `slow`; waiting takes long on every rank."""
+        rank = sorted((w for w in self.workers.values() if w.epoch == worker.epoch), key=_number).index(worker)
+        tokens = sum(s.stop - s.start for r in order.plan.rounds for s in r.shards() if s.rank == rank)
+        seconds = 1e-3 * tokens * self.slow.get(worker.name, 1.0)
+        times = RankTimes(rank, seconds / 2, seconds / 2, 0.1, 5.0, tokens, 1 << 20)
+        return Vote(worker.step + 1, order.plan.hash, 1.0, 1.0, 2.0, finite, 1e-3, 0.5, times)
 
     def _held_out(self, worker: FakeWorker, order: Order) -> float:
         self._on(worker, order)
@@ -148,7 +207,20 @@ class FakePool:
     def _render(self, worker: FakeWorker, folder: str, sample: Any, parts: Any) -> str:
         return f"{sample.id}.png"
 
-    def _save(self, worker: FakeWorker, folder: str, decided: Decision) -> int:
+    def _save(self, worker: FakeWorker, folder: str, decided: Decision) -> Saving:
         worker.apply(decided)
         (Path(folder) / "state").write_text(str(worker.step), encoding="utf-8")
-        return worker.step
+        (Path(folder) / ".metadata").touch()
+        return Saving(worker.step, 8)
+
+    def _saving(self, worker: FakeWorker) -> Saving:
+        return Saving(worker.step, 8, done=not self.save_error, error=self.save_error)
+
+    def _setup(self, worker: FakeWorker, checkpoint: str | None) -> Member:
+        worker.step = int((Path(checkpoint) / "state").read_text(encoding="utf-8")) if checkpoint else 0
+        assert worker.member is not None
+        return worker.member
+
+
+def _number(worker: FakeWorker) -> int:
+    return int(worker.name.partition("-")[2])

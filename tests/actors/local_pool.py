@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.distributed import HashStore
 
-from zellige_ray.actors.messages import Member, Reply
-from zellige_ray.actors.pool import Gathered
+from zellige_ray.actors.messages import Member, Reply, Standing
+from zellige_ray.actors.pool import Adopted, Gathered
 from zellige_ray.actors.worker import Worker
 from zellige_ray.config import RunConfig
 
@@ -34,7 +34,7 @@ class LocalPool:
         self._config, self._cache_folder, self._kill, self._spares = config, cache_folder, kill, spares
         self._stores: dict[int, Any] = {}
         self._calls: dict[tuple[str, str], int] = {}
-        self._count = self._requested = 0
+        self._count = self._asked = 0
         self.workers: dict[str, Worker] = {}
         self._lanes: dict[str, futures.ThreadPoolExecutor] = {}
 
@@ -49,11 +49,30 @@ class LocalPool:
         return [self._spawn(checkpoint) for _ in range(count)]
 
     def request(self, checkpoint: str | None) -> None:
-        self._requested += 1
+        self._asked += 1
 
-    def arrived(self) -> list[Member]:
-        num = min(self._requested, self._spares)
-        self._requested, self._spares = self._requested - num, self._spares - num
+    def requested(self) -> int:
+        return self._asked
+
+    def failed(self) -> dict[str, str]:
+        return {}
+
+    def leaving(self) -> dict[str, str]:
+        return {}
+
+    def room(self) -> str:
+        return "free now: nothing"
+
+    def adopt(self, expected: Sequence[str], checkpoint: str | None) -> Adopted:
+        """Asks who is there, after a driver that was lost with its memory; `revive` comes first."""
+        asked = {w: self.workers[w].standing() for w in self._lanes}
+        standings = {w: s for w, s in asked.items() if isinstance(s, Standing)}
+        lost = {w: DEAD for w in expected if w not in self._lanes}
+        return Adopted(standings, max(self._stores, default=-1), lost)
+
+    def arrived(self, wait_s: float = 0.0) -> list[Member]:
+        num = min(self._asked, self._spares)
+        self._asked, self._spares = self._asked - num, self._spares - num
         return [self._spawn(None) for _ in range(num)]
 
     def store(self, epoch: int) -> Any:

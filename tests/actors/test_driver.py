@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tests.actors.fake_pool import FakePool, Fault
-from zellige_ray.actors.driver import Driver, Start, preview_samples
+from zellige_ray.actors.asides import preview_samples
+from zellige_ray.actors.driver import Driver
+from zellige_ray.actors.prepared import Start
 from zellige_ray.config import RunConfig, parse_config
 from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.ledger import Ledger, read, verify
@@ -129,18 +131,37 @@ def test_a_death_in_any_other_work_is_survived_and_the_work_done_again(tmp_path:
 def test_with_too_few_workers_left_the_run_ends_by_name_with_a_complete_checkpoint(tmp_path: Path) -> None:
     pool = FakePool([Fault("step", 6, die=("worker-1", "worker-2"))])
     with pytest.raises(PoolError, match=r"1 live workers are left, 2 are needed \(workers.min\)"):
-        run(tmp_path, pool, workers={"count": 3, "min": 2})
+        run(tmp_path, pool, workers={"count": 3, "min": 2, "wait_timeout_s": 0.3})
     checkpoint = newest(tmp_path)
     assert checkpoint is not None
     assert read_position(checkpoint).step == 5
     assert (checkpoint / "state").read_text(encoding="utf-8") == "5"
 
 
-def test_when_all_workers_die_the_newest_checkpoint_is_what_is_left(tmp_path: Path) -> None:
-    pool = FakePool([Fault("step", 6, die=("worker-0", "worker-1", "worker-2"))])
-    with pytest.raises(PoolError, match="none of them holds the state"):
-        run(tmp_path, pool)
+def test_when_all_workers_die_the_run_goes_on_from_the_newest_checkpoint_and_says_what_is_replayed(
+    tmp_path: Path,
+) -> None:
+    pool = FakePool([Fault("step", 6, die=("worker-0", "worker-1", "worker-2"))], spares=3)
+    summary, events = run(tmp_path, pool)
+    assert any(e.text == "all workers died: 1 steps are replayed from step-00000004" for e in of(NoteEvent, events))
+    assert [e.step for e in of(StepEvent, events)] == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9]
+    report = verify(tmp_path / "ledger.jsonl", TRAIN.ids)
+    assert report.ok
+    assert (summary["steps"], report.steps_replayed) == (9, 1)
+
+
+def test_workers_that_all_die_each_time_after_the_same_step_are_an_error(tmp_path: Path) -> None:
+    faults = [Fault("step", n, die=tuple(f"worker-{i}" for i in range(12))) for n in range(6, 14)]
+    with pytest.raises(PoolError, match="all workers died 4 times after step 4"):
+        run(tmp_path, FakePool(faults, spares=9))
     assert newest(tmp_path) == tmp_path / "checkpoints" / "step-00000004"
+
+
+def test_when_all_workers_die_before_a_checkpoint_the_run_begins_again(tmp_path: Path) -> None:
+    pool = FakePool([Fault("step", 3, die=("worker-0", "worker-1", "worker-2"))], spares=3)
+    summary, events = run(tmp_path, pool)
+    assert [e.step for e in of(StepEvent, events)] == [1, 2, *range(1, 10)]
+    assert (summary["steps"], summary["samples_lost"], summary["samples_doubled"]) == (9, 0, 0)
 
 
 def test_a_break_without_a_death_is_run_again_and_said(tmp_path: Path) -> None:

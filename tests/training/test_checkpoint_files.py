@@ -8,6 +8,7 @@ from zellige_ray.config import RunConfig, parse_config
 from zellige_ray.errors import CheckpointError
 from zellige_ray.training.checkpoint_files import (
     MARKER,
+    TENSORS,
     Position,
     check,
     find,
@@ -29,6 +30,7 @@ def position(step: int) -> Position:
 def write(run: Path, step: int) -> Path:
     folder = partial_folder(run, step)
     (folder / "data").write_bytes(b"x")
+    (folder / TENSORS).touch()
     return seal(folder, position(step))
 
 
@@ -68,3 +70,10 @@ def test_a_checkpoint_of_another_model_data_set_or_seed_is_refused_by_name() -> 
         check(position(1), other, 64, "other print")
     with pytest.raises(CheckpointError, match="text embeddings have width 64 there, 32 here"):
         check(position(1), CONFIG, 32, "print")
+
+
+def test_a_checkpoint_on_a_disk_that_the_driver_does_not_see_is_never_sealed(tmp_path: Path) -> None:
+    folder = partial_folder(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="set folder to storage that all nodes share"):
+        seal(folder, position(1))
+    assert newest(tmp_path) is None

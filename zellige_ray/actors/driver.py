@@ -6,55 +6,41 @@ before it is committed to the ledger, and it is in the ledger before any worker 
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zellige_ray.actors.crew import Crew
-from zellige_ray.actors.messages import Decision, Epoch, Order, Reply
+from zellige_ray.actors.asides import Asides
+from zellige_ray.actors.batches import Batches
+from zellige_ray.actors.commit import CommitRule, decide_again
+from zellige_ray.actors.crew import CorruptSamples, Crew
+from zellige_ray.actors.journal import Journal
+from zellige_ray.actors.membership import StateLost
+from zellige_ray.actors.memory import Memory, read_hardware, write_hardware, write_members
+from zellige_ray.actors.messages import Decision, Epoch, Member, Order, Reply, Vote
 from zellige_ray.actors.planning import Planned, Planner, measured_hardware, relative_speeds
-from zellige_ray.actors.pool import Pool
-from zellige_ray.actors.tally import Tally
+from zellige_ray.actors.pool import Gathered, Pool
+from zellige_ray.actors.prepared import Start
+from zellige_ray.actors.saver import Saver
+from zellige_ray.actors.speeds import Speeds
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
-from zellige_ray.data.ledger import REWIND, Ledger, Record
-from zellige_ray.data.sampler import Sampler, SamplerState
-from zellige_ray.errors import PoolError, ZelligeError
+from zellige_ray.data.sampler import SamplerState
+from zellige_ray.errors import CheckpointError, DataError, PoolError, ZelligeError
 from zellige_ray.models.specs import get_spec
-from zellige_ray.monitor import run_folder
-from zellige_ray.monitor.events import (
-    CheckpointEvent,
-    ComparisonEvent,
-    Event,
-    HeldOutEvent,
-    MembershipEvent,
-    NoteEvent,
-    PhaseEvent,
-    PreviewEvent,
-    StepEvent,
-)
-from zellige_ray.placement import HardwareProfile, Plan, load_hardware, plan_to_json
+from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent
+from zellige_ray.placement import HardwareProfile, load_hardware
 from zellige_ray.training import checkpoint_files
 from zellige_ray.training.checkpoint_files import Position
 
-FIRST_HELD_OUT = 5  # the held-out loss is first measured after this step: before it, training has only found the scale
 MAX_SKIPPED = 3
-KEPT_PLANS = 50
-RIVALS = ("dp", "cp")
+MAX_REWINDS = 3  # to the same step: what kills every worker each time is not bad luck
+SAVE_TIMEOUT_S = 600.0
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a run begins: at step 0, or behind a checkpoint."""
-
-    step: int = 0
-    sampler: SamplerState = field(default_factory=SamplerState)
-    checkpoint: str | None = None
+__all__ = ["Driver", "Start"]
 
 
 class Driver:
@@ -70,24 +56,37 @@ class Driver:
         text_dim: int,
         start: Start,
         emit: Callable[[Event], None],
+        token: str = "",
+        memory: Memory | None = None,
     ) -> None:
-        """config.workers.count is a number by now. emit: takes every event, in this thread."""
-        self._config, self._folder, self._emit = config, folder, emit
-        self._train, self._held_out, self._text_dim, self._start = train, held_out, text_dim, start
+        """config.workers.count is a number by now. emit: takes every event, in this thread.
+
+        token: names this launch. memory: what an earlier driver of this launch left; None for the first one.
+        """
+        self._config, self._folder, self._emit, self._token = config, folder, emit, token
+        self._train, self._text_dim, self._start, self._memory = train, text_dim, start, memory
         self._spec = get_spec(config.model.name)
-        self._sampler = Sampler(train, config.batch, config.seed, self._tokens)
-        self._ledger = Ledger(folder / run_folder.LEDGER, train)
-        self._crew = Crew(pool, config.workers, Decision(start.step), self._noticed)
+        self._batches = Batches(train, config, self.tokens)
+        self._rule = CommitRule(Decision(start.step))
+        self._journal = Journal(folder, train, config, self.tokens, emit)
+        self._crew = Crew(pool, config.workers, lambda: self._rule.decided, self._journal.noticed, self._formed)
+        self._journal.follow(lambda: (self.step, self._position.pass_, self._crew.epoch))
+        newest = checkpoint_files.newest(folder) if memory is not None else None
+        saved = checkpoint_files.read_position(newest).step if newest is not None else start.step
+        self._saver = Saver(folder, config.checkpoint.keep, saved, emit)
+        self._asides = Asides(config, folder, train, held_out, self.tokens, self, self._crew, self._journal)
         self._position = start.sampler
-        self._saved_step = start.step
-        self._skipped = 0
+        self._skipped, self._rewinds = 0, dict[int, int]()
         self._stopping = threading.Event()
-        self._tally = Tally()
 
     @property
     def step(self) -> int:
         """The last committed step."""
-        return self._crew.decided.step
+        return self._rule.decided.step
+
+    def tokens(self, sample: SampleMeta) -> int:
+        """Visual tokens of a sample."""
+        return self._spec.tokens(sample.latent_shape)
 
     def stop(self) -> None:
         """Ends the run after the step in flight, with a complete checkpoint."""
@@ -96,107 +95,191 @@ class Driver:
     def run(self) -> dict[str, Any]:
         """Trains to the last step; what `summary.json` says. Raises ZelligeError, checkpoints being complete."""
         try:
-            self._begin()
+            if self._memory is None:
+                self._begin()
+            else:
+                self._begin_again(self._memory)
             self._train_to_end()
-            self._save()
-            if not self._stopping.is_set():
-                self._compare()
+            self._save(last=True)
             stopped = self._stopping.is_set()
-            return self._tally.summary(self._folder, self._train, self._crew.replans, stopped)
+            if not stopped:
+                self._asides.compare()
+            return self._journal.summary(self._crew.replans, stopped)
         finally:
             self._crew.close()
-            self._ledger.close()
+            self._journal.close()
+
+    # The beginning
 
     def _begin(self) -> None:
-        config, count = self._config, self._config.workers.count
+        count = self._config.workers.count
         assert isinstance(count, int)
         if self._start.checkpoint is not None:
-            detail = f"resumed from {Path(self._start.checkpoint).name}"
-            self._ledger.append(Record(self._start.step, self._position.pass_, event=REWIND, detail=detail))
+            self._journal.rewound(self._start.step, f"resumed from {Path(self._start.checkpoint).name}")
+            self._batches.recall(self._journal.records())
         self._emit(PhaseEvent("workers", 0, count))
         self._crew.start(count, self._start.checkpoint)
         self._emit(PhaseEvent("workers", self._crew.epoch.size, count))
         self._emit(NoteEvent("info", f"workers: {self._crew.epoch.roll_call()}"))
+        self._make_planner(None)
+
+    def _begin_again(self, memory: Memory) -> None:
+        """Another driver ran before this one: the ledger says what is decided, the workers say what they hold."""
+        self._journal.recall(memory)
+        self._batches.recall(self._journal.records())
+        adopted = self._crew.adopt(memory.members, self._start.checkpoint)
+        last = self._journal.last_commit()
+        if last is not None:
+            self._position = self._batches.after(last)
+        again = decide_again(last.step if last else self._start.step, memory.members, memory.epoch, adopted.standings)
+        self._rule.rewind(again.decided)
+        self._journal.restarted(memory.silent_s)
+        hardware = read_hardware(self._folder)
+        if again.commit is not None and hardware is not None:
+            members = tuple(adopted.standings[w].member for w in memory.members)
+            self._make_planner(hardware)
+            votes = [adopted.standings[w].vote for w in memory.members]
+            self._commit_again(Epoch(memory.epoch, members), [v for v in votes if v is not None])
+        holders, behind = ([adopted.standings[w].member for w in ws] for ws in (again.holders, again.behind))
+        if holders:
+            self._crew.take_over(holders, behind)
+        elif not memory.members:  # it had formed no epoch yet
+            self._crew.restart(self._start.checkpoint, behind)
+        else:
+            self._go_back(behind)
+        self._make_planner(hardware)
+
+    def _commit_again(self, epoch: Epoch, votes: list[Vote]) -> None:
+        """Every member of the last epoch had voted when its driver died: the step counts."""
+        samples, after = self._batches.at(self._position)
+        planned = self._planner.plan(samples, epoch)
+        self._rule.open(epoch.number, epoch.workers)
+        for worker, vote in zip(epoch.workers, votes, strict=True):
+            self._rule.vote(worker, epoch.number, vote)
+        self._commit(epoch, planned, votes, samples, after, votes[0].seconds)
+
+    def _make_planner(self, known: HardwareProfile | None) -> None:
+        """known: rates that an earlier driver measured."""
+        config, named = self._config, self._config.placement.hardware
         self._emit(PhaseEvent("profile", 0, 1))
-        hardware, speeds = self._hardware()
+        first: Mapping[str, float] = {}
+        if named is not None:  # so that plans can be repeated
+            hardware = load_hardware(named)
+            first = dict(zip(self._crew.epoch.workers, hardware.speed or (), strict=False))
+        elif known is not None:
+            hardware = known
+        else:
+            replies = self._crew.all("measure", lambda epoch: {w: (epoch.number,) for w in epoch.workers})
+            measured = [replies[w].value for w in self._crew.epoch.workers]
+            hardware = measured_hardware(measured, self._crew.epoch)
+            first = dict(zip(self._crew.epoch.workers, relative_speeds(measured), strict=True))
+        write_hardware(self._folder, hardware)
+        self._speeds = Speeds(first, frozen=named is not None)
         model = self._spec.preset(config.model, DTYPE_BYTES[config.engine.dtype])
-        self._planner = Planner(self._spec, model, hardware, speeds, config.placement.policy)
-        self._planner.write(self._folder, self._crew.epoch)
+        self._planner = Planner(self._spec, model, hardware, self._speeds, config.placement.policy)
         self._emit(PhaseEvent("profile", 1, 1))
         self._emit(NoteEvent("info", f"{self._crew.epoch.size} ranks; {hardware.name} rates: "
             f"{hardware.linear_flops / 1e9:.1f} GFLOP/s linear, {hardware.attention_flops / 1e9:.1f} attention, "
             f"{hardware.intra_node_bytes_per_s / 1e6:.0f} MB/s to a neighbour"))  # fmt: skip
 
-    def _hardware(self) -> tuple[HardwareProfile, dict[str, float]]:
-        """Rates and relative speeds: those of a named preset, so that plans can be repeated, else measured now."""
-        named = self._config.placement.hardware
-        if named is not None:
-            return load_hardware(named), {}
-        replies = self._crew.all("measure", lambda epoch: {w: (epoch.number,) for w in epoch.workers})
-        epoch = self._crew.epoch
-        measured = [replies[w].value for w in epoch.workers]
-        return measured_hardware(measured, epoch), dict(zip(epoch.workers, relative_speeds(measured), strict=True))
+    def _go_back(self, ready: Sequence[Member] = ()) -> None:
+        """Nobody holds the state any more: on from the newest complete checkpoint; the ledger says what is replayed."""
+        while True:
+            checkpoint = checkpoint_files.newest(self._folder)
+            step, sampler, where = 0, SamplerState(), "the beginning: there was no checkpoint"
+            if checkpoint is not None:
+                position = checkpoint_files.read_position(checkpoint)
+                step, sampler, where = position.step, SamplerState.from_json(position.sampler), checkpoint.name
+            self._rewinds[step] = self._rewinds.get(step, 0) + 1
+            if self._rewinds[step] > MAX_REWINDS:
+                raise StateLost(
+                    f"all workers died {MAX_REWINDS + 1} times after step {step}, none of them holds the state; going "
+                    f"on means {where}: see the workers' logs for the cause"
+                )
+            text = f"all workers died: {self.step - step} steps are replayed from {where}"
+            self._rule.rewind(Decision(step))
+            self._position = sampler
+            self._journal.rewound(step, text)
+            self._emit(NoteEvent("warning", text))
+            try:
+                self._crew.restart(str(checkpoint) if checkpoint is not None else None, ready)
+                return
+            except StateLost:
+                ready = ()
+
+    # The steps
 
     def _train_to_end(self) -> None:
         try:
             while self.step < self._config.steps and not self._stopping.is_set():
-                self._one_step()
-                self._between_steps()
-        except PoolError:
-            if self._crew.epoch.size:
-                self._save()  # too few are left to go on, but one holds the state
+                try:
+                    self._one_step()
+                    self._between_steps()
+                except StateLost:
+                    self._go_back()
+                except CorruptSamples:
+                    continue  # set aside, with nothing left of their batch
+        except PoolError as fault:
+            if self._crew.epoch.size and not isinstance(fault, StateLost):
+                self._save(last=True)  # too few are left to go on, but one holds the state
             raise
 
-    # One step
-
     def _one_step(self) -> None:
-        step, pass_ = self.step + 1, self._position.pass_
-        samples, after = self._sampler.batch(self._position)
+        pass_ = self._position.pass_
+        samples, after = self._batches.at(self._position)
         start = time.perf_counter()
 
         def plan_ahead(epoch: Epoch) -> None:
-            if step < self._config.steps:
-                self._planner.plan(self._sampler.batch(after)[0], epoch)
+            if self.step + 1 < self._config.steps:
+                self._planner.plan(self._batches.at(after)[0], epoch)
 
-        planned, replies = self._on_plan("step", samples, pass_, meanwhile=plan_ahead)
-        seconds, epoch = time.perf_counter() - start, self._crew.epoch
-        vote = replies[epoch.workers[0]].value
-        ids = tuple(s.id for s in samples)
-        self._ledger.append(Record(step, pass_, ids, planned.plan.hash, epoch.number, epoch.size, seconds))
-        self._crew.decided, self._position = Decision(step, vote.finite), after
-        self._report(planned, replies, samples, pass_, seconds)
-        self._check_finite(vote.finite, ids)
+        planned, replies, samples = self.on_plan("step", samples, pass_, meanwhile=plan_ahead, judge=self._judge)
+        votes = [replies[w].value for w in self._crew.epoch.workers]
+        self._commit(self._crew.epoch, planned, votes, samples, after, time.perf_counter() - start)
 
-    def _report(
-        self, planned: Planned, replies: Mapping[str, Reply], samples: Sequence[SampleMeta], pass_: int, seconds: float
+    def _judge(self, epoch: Epoch, gathered: Gathered) -> bool:
+        """Puts what came of a step to the vote."""
+        self._rule.open(epoch.number, epoch.workers)
+        for worker, reply in gathered.replies.items():
+            if reply.status == "ok":
+                self._rule.vote(worker, reply.epoch, reply.value)
+            else:
+                self._rule.lose(worker)
+        for worker in [*gathered.lost, *gathered.missing]:
+            self._rule.lose(worker)
+        if self._rule.verdict == "commit":
+            return True
+        self._rule.drop()
+        return False
+
+    def _commit(
+        self,
+        epoch: Epoch,
+        planned: Planned,
+        votes: Sequence[Vote],
+        samples: Sequence[SampleMeta],
+        after: SamplerState,
+        seconds: float,
     ) -> None:
-        epoch, predicted = self._crew.epoch, planned.plan.predicted
-        assert predicted is not None
-        votes = [replies[w].value for w in epoch.workers]
-        images, tokens = sum(s.media == "image" for s in samples), sum(map(self._tokens, samples))
-        event = StepEvent(
-            step=self.step, pass_=pass_, epoch=epoch.number, world_size=epoch.size,
-            loss=votes[0].loss, grad_norm=votes[0].norm, lr=votes[0].lr,
-            images=images, videos=len(samples) - images, samples=len(samples), tokens=tokens,
-            tokens_left=self._tally.tokens_left(tokens, self._config.steps - self.step),
-            seconds=seconds, plan_s=planned.seconds, predicted_s=predicted.step_s,
-            lower_bound_s=predicted.lower_bound_s, plan_hash=planned.plan.hash, planned=predicted.ranks,
-            measured=tuple(v.times for v in votes),
-        )  # fmt: skip
-        self._tell(event)
-        self._keep_plan(planned.plan)
+        pass_ = self._position.pass_
 
-    def _keep_plan(self, plan: Plan) -> None:
-        folder = self._folder / run_folder.PLANS
-        folder.mkdir(exist_ok=True)
-        (folder / f"step-{self.step:06d}.json").write_text(json.dumps(plan_to_json(plan)), encoding="utf-8")
-        (folder / f"step-{self.step - KEPT_PLANS:06d}.json").unlink(missing_ok=True)
+        def log(step: int, vote: Vote) -> None:
+            ids = tuple(s.id for s in samples)
+            self._journal.commit(step, pass_, ids, vote.plan_hash, epoch, seconds, self._config.workers.wait_timeout_s)
 
-    def _check_finite(self, finite: bool, ids: tuple[str, ...]) -> None:
+        decided = self._rule.commit(log)
+        self._position = after
+        self._journal.stepped(decided.step, pass_, epoch, planned, votes, samples, seconds)
+        assert planned.plan.predicted is not None
+        self._speeds.see(epoch.workers, planned.speeds, planned.plan.predicted.ranks, [v.times for v in votes])
+        self._check_finite(decided.update, samples)
+
+    def _check_finite(self, finite: bool, samples: Sequence[SampleMeta]) -> None:
         self._skipped = 0 if finite else self._skipped + 1
         if finite:
             return
-        text = f"step {self.step}: a gradient was not finite, no weight changed; samples {', '.join(ids)}"
+        ids = ", ".join(s.id for s in samples)
+        text = f"step {self.step}: a gradient was not finite, no weight changed; samples {ids}"
         self._emit(NoteEvent("warning", text))
         if self._skipped >= MAX_SKIPPED:
             raise ZelligeError(
@@ -204,66 +287,31 @@ class Driver:
                 "lower optimizer.lr, or look at the samples that the warnings name"
             )
 
-    # Between steps
-
     def _between_steps(self) -> None:
-        step, config = self.step, self._config
-        last = step == config.steps
-        due = step == min(FIRST_HELD_OUT, config.steps) or step % config.evaluate_every == 0
-        if self._held_out.samples and (due or last):
-            _, replies = self._on_plan("held_out", self._held_out.samples)
-            self._tell(HeldOutEvent(step, next(iter(replies.values())).value))
-        if config.preview.every is not None and (step % config.preview.every == 0 or last):
-            self._preview()
-        if step % config.checkpoint.every == 0:
+        self._asides.due(self.step)
+        self._saver.poll(self._crew)
+        if self.step % self._config.checkpoint.every == 0:
             self._save()
-        self._crew.take_in()
+        if not self._crew.between_steps():
+            self._save()
 
-    def _preview(self) -> None:
-        shown = preview_samples(self._held_out.samples or self._train.samples, self._config.preview.count)
-        _, replies = self._on_plan("denoise", shown, steps=self._config.preview.steps)
-        parts = [part for reply in replies.values() for part in reply.value]
-        folder, files = f"{run_folder.PREVIEWS}/step-{self.step:06d}", []
-        for rank, sample in enumerate(shown):
-            args = (str(self._folder / folder), sample, [p for p in parts if p.sample == sample.id])
-            files.append(f"{folder}/{self._crew.one(rank, 'render', args)}")
-        self._emit(PreviewEvent(self.step, tuple(files)))
-
-    def _save(self) -> None:
-        if self.step == self._saved_step:
-            return
-        start, step = time.perf_counter(), self.step
-        partial = checkpoint_files.partial_folder(self._folder, step)
-        self._crew.one(0, "save", (str(partial), self._crew.decided))
+    def _save(self, last: bool = False) -> None:
+        """Starts a checkpoint; the last one is waited for. Raises CheckpointError when that can't be written."""
         identity = checkpoint_files.model_identity(self._config)
         position = Position(
-            step, self._position.to_json(), identity, self._text_dim, self._train.fingerprint, self._config.seed
+            self.step, self._position.to_json(), identity, self._text_dim, self._train.fingerprint, self._config.seed
         )
-        path = checkpoint_files.seal(partial, position)
-        checkpoint_files.prune(self._folder, self._config.checkpoint.keep)
-        self._saved_step = step
-        self._emit(CheckpointEvent(step, str(path.relative_to(self._folder)), time.perf_counter() - start))
+        if last:
+            self._saver.finish(self._crew, SAVE_TIMEOUT_S)
+        self._saver.begin(self._crew, self._rule.decided, position)
+        if last:
+            self._saver.finish(self._crew, SAVE_TIMEOUT_S)
+            if self._saver.step != self.step:
+                raise CheckpointError(self._saver.fault or f"no checkpoint of step {self.step} could be written")
 
-    def _compare(self) -> None:
-        """Times policies against each other on batches that count for nothing, interleaved."""
-        config = self._config
-        policies = list(dict.fromkeys([config.placement.policy, *RIVALS]))
-        aside = Sampler(self._train, config.batch, config.seed + 1, self._tokens).batches()
-        seconds: dict[str, list[tuple[float, float]]] = {p: [] for p in policies}
-        for turn in range(config.compare_batches):
-            samples, _ = next(aside)
-            for policy in policies[turn % len(policies) :] + policies[: turn % len(policies)]:
-                planned, replies = self._on_plan("rehearse", samples, policy=policy)
-                assert planned.plan.predicted is not None
-                measured = max(reply.value.seconds for reply in replies.values())
-                seconds[policy].append((measured, planned.plan.predicted.step_s))
-        if config.compare_batches:
-            means = {p: (_mean(m for m, _ in s), _mean(q for _, q in s)) for p, s in seconds.items()}
-            self._tell(ComparisonEvent(config.compare_batches, means))
+    # Calls
 
-    # Calls and events
-
-    def _on_plan(
+    def on_plan(
         self,
         method: str,
         samples: Sequence[SampleMeta],
@@ -271,43 +319,38 @@ class Driver:
         policy: str | None = None,
         steps: int = 0,
         meanwhile: Callable[[Epoch], None] | None = None,
-    ) -> tuple[Planned, Mapping[str, Reply]]:
-        """Runs `method` on a plan of `samples`, planned anew for whoever is alive, until all have answered well."""
+        judge: Callable[[Epoch, Gathered], bool] = lambda epoch, gathered: gathered.complete,
+    ) -> tuple[Planned, Mapping[str, Reply], tuple[SampleMeta, ...]]:
+        """Runs `method` on a plan of `samples`, planned anew for whoever is alive, until all have answered well.
 
-        def orders(epoch: Epoch) -> dict[str, tuple[Order]]:
-            plan = self._planner.plan(samples, epoch, policy).plan
-            order = Order(epoch.number, self._crew.decided, plan, tuple(samples), pass_, steps)
-            return {w: (order,) for w in epoch.workers}
+        Returns the plan, the replies, and the samples without those that could not be read. Raises CorruptSamples when
+        none is left.
+        """
+        left = tuple(samples)
+        while True:
 
-        replies = self._crew.all(method, orders, meanwhile, len(samples))
-        return self._planner.plan(samples, self._crew.epoch, policy), replies
+            def orders(epoch: Epoch, left: tuple[SampleMeta, ...] = left) -> dict[str, tuple[Order]]:
+                plan = self._planner.plan(left, epoch, policy).plan
+                order = Order(epoch.number, self._rule.decided, plan, left, pass_, steps)
+                return {w: (order,) for w in epoch.workers}
 
-    def _tell(self, event: StepEvent | HeldOutEvent | ComparisonEvent) -> None:
-        self._tally.see(event)
-        self._emit(event)
+            try:
+                replies = self._crew.all(method, orders, meanwhile, len(left), judge)
+                return self._planner.plan(left, self._crew.epoch, policy), replies, left
+            except CorruptSamples as found:
+                self._set_aside(found)
+                left = self._batches.readable(left)
+                if not left:
+                    raise
 
-    def _noticed(self, event: MembershipEvent | NoteEvent) -> None:
-        if isinstance(event, MembershipEvent):
-            detail = f"{event.worker}: {event.reason}; {event.replayed} samples replayed"
-            size, number = self._crew.epoch.size, self._crew.epoch.number
-            self._ledger.append(
-                Record(self.step, self._position.pass_, (), "", number, size, event.lost_s, event.change, detail)
-            )
-        self._emit(event)
+    def _set_aside(self, found: CorruptSamples) -> None:
+        for name in found.ids:
+            self._journal.quarantined(name)
+        self._emit(NoteEvent("warning", f"{', '.join(found.ids)} can't be read, and set aside: {found}"))
+        self._batches.refuse(found.ids)
 
-    def _tokens(self, sample: SampleMeta) -> int:
-        return self._spec.tokens(sample.latent_shape)
-
-
-def preview_samples(samples: Sequence[SampleMeta], count: int) -> tuple[SampleMeta, ...]:
-    """Samples to show: images and videos in turn, the small ones first, so that a preview stays cheap."""
-    by_size = sorted(samples, key=lambda s: (s.tokens(), s.id))
-    images = [s for s in by_size if s.media == "image"]
-    videos = [s for s in by_size if s.media == "video"]
-    turns = [s for pair in zip(images, videos, strict=False) for s in pair]
-    return tuple((turns + [s for s in by_size if s not in turns])[:count])
-
-
-def _mean(values: Any) -> float:
-    listed = list(values)
-    return float(sum(listed) / len(listed))
+    def _formed(self, epoch: Epoch) -> None:
+        try:
+            write_members(self._folder, self._token, epoch)
+        except OSError as fault:
+            raise DataError(f"cannot write to the run folder {self._folder}: {fault.strerror or fault}") from fault

@@ -1,59 +1,95 @@
-"""The driver in its own process: it writes the run folder's files and keeps its events for whoever watches."""
+"""The driver in its own process: it writes the run folder's files and keeps its events for whoever watches.
+
+Ray starts it again when it dies; then it finds its memory in the run folder. This path imports neither torch, diffusers
+nor numba, because a run stands still for as long as it takes.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import os
+import time
+from typing import Any
+
+import ray
 
 from zellige_ray.actors.driver import Driver
+from zellige_ray.actors.lease import Lease
+from zellige_ray.actors.memory import Memory, remember
+from zellige_ray.actors.prepared import DRIVER, Prepared
 from zellige_ray.actors.ray_pool import RayPool
+from zellige_ray.actors.session import end_actors
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.environment import write_environment
 from zellige_ray.monitor.events import Event
 from zellige_ray.monitor.metrics import JsonLines
 from zellige_ray.monitor.report import write_report
 
-if TYPE_CHECKING:
-    from zellige_ray.actors.launch import Prepared
+LAST_WORDS_S = 6.0  # from the end of the lease: for the step in flight and a checkpoint
+POLL_S = 0.1
 
 
 class DriverHost:
-    """One run; `events` and `stop` are called on a lane of their own while it goes."""
+    """One run; `events` is called on a lane of its own while it goes."""
 
     def __init__(self, prepared: Prepared, use_gpu: bool) -> None:
-        self._folder, self._events = prepared.folder, list[Event]()
-        write_environment(prepared.folder)
-        self._sink = JsonLines(prepared.folder / run_folder.METRICS)
+        self._prepared = prepared
+        folder = prepared.folder
+        memory: Memory | None = None
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            memory = remember(folder, prepared.token, prepared.events_before)
+        self._events: list[Event] = list(memory.history) if memory is not None else []
+        write_environment(folder)
+        self._sink = JsonLines(folder / run_folder.METRICS)
+        self._sink_fails = self._done = False
         self._driver = Driver(
             prepared.config,
-            prepared.folder,
-            RayPool(prepared.config, str(prepared.cache), use_gpu),
+            folder,
+            RayPool(prepared, use_gpu),
             prepared.train,
             prepared.held_out,
             prepared.text_dim,
             prepared.start,
             self._emit,
+            prepared.token,
+            memory,
         )
+        self._lease = Lease(prepared.config.workers.lease_s, self._abandoned)
 
     def run(self) -> dict[str, Any]:
         """Runs to the end, then writes summary and report."""
         try:
             summary = self._driver.run()
         finally:
+            self._done = True
             self._sink.close()
         text = json.dumps(summary, indent=1, allow_nan=False)
-        (self._folder / run_folder.SUMMARY).write_text(text, encoding="utf-8")
-        write_report(self._folder)
+        (self._prepared.folder / run_folder.SUMMARY).write_text(text, encoding="utf-8")
+        write_report(self._prepared.folder)
         return summary
 
-    def events(self, seen: int) -> list[Event]:
-        """The events after the first `seen` ones."""
+    def events(self, seen: int, stop: bool) -> list[Event]:
+        """The events after the first `seen` ones; `stop` asks the run to end after the step in flight."""
+        self._lease.renew()
+        if stop:
+            self._driver.stop()
         return self._events[seen:]
 
-    def stop(self) -> None:
-        """Asks the run to end after the step in flight."""
-        self._driver.stop()
+    def pid(self) -> int:
+        """The process that this is."""
+        return os.getpid()
 
     def _emit(self, event: Event) -> None:
-        self._sink.see(event)
+        try:
+            self._sink.see(event)
+        except OSError:  # a full disk: the saver and the ledger say so
+            self._sink_fails = True
         self._events.append(event)
+
+    def _abandoned(self) -> None:
+        """Nobody watches any more: a checkpoint if it can be had soon, then nothing of this run may stay."""
+        self._driver.stop()
+        end = time.monotonic() + LAST_WORDS_S
+        while not self._done and time.monotonic() < end:
+            time.sleep(POLL_S)
+        end_actors(self._prepared, DRIVER)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import os
+import secrets
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import yaml
 
-from zellige_ray.actors.driver import Start
+from zellige_ray.actors.prepared import DRIVER, NAMESPACE, Prepared, Start
+from zellige_ray.actors.session import end_actors, ray_session
 from zellige_ray.config import RunConfig
 from zellige_ray.data.cache import LatentCache
 from zellige_ray.data.encode import prepare
-from zellige_ray.data.index import Index
 from zellige_ray.data.sampler import SamplerState
 from zellige_ray.errors import CheckpointError, PoolError, ZelligeError
 from zellige_ray.models.specs import get_spec
@@ -28,23 +29,9 @@ from zellige_ray.monitor.events import Event, PhaseEvent
 from zellige_ray.placement import get_policy, load_hardware
 from zellige_ray.training import checkpoint_files
 
-MAX_CPU_WORKERS = 8
 CONTROL = "control"
 POLL_S = 0.3
 ANSWER_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A run that passed every check. folder: where it writes; it exists only for a resumed run. cache: its latents."""
-
-    config: RunConfig
-    folder: Path
-    cache: Path
-    train: Index
-    held_out: Index
-    text_dim: int
-    start: Start
 
 
 def train(config: RunConfig, on_event: Callable[[Event], None]) -> dict[str, Any]:
@@ -81,7 +68,10 @@ def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
                 f"the checkpoint is at step {position.step} of {config.steps}: nothing is left; raise steps"
             )
         start = Start(position.step, SamplerState.from_json(position.sampler), str(checkpoint))
-    return Prepared(config, folder, cache.folder.resolve(), index, held_out, cache.text_dim, start)
+    metrics = folder / run_folder.METRICS
+    before = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+    token = secrets.token_hex(3)
+    return Prepared(config, folder, cache.folder.resolve(), index, held_out, cache.text_dim, start, token, before)
 
 
 def _new_folder(config: RunConfig) -> Path:
@@ -105,75 +95,41 @@ def write_folder(prepared: Prepared) -> None:
     new.replace(link)
 
 
-@contextmanager
-def ray_session(config: RunConfig) -> Iterator[tuple[RunConfig, bool]]:
-    """The cluster that RAY_ADDRESS names, else an embedded one on this machine only; the config with its worker count.
-
-    Yields (config, use_gpu). An embedded cluster listens on loopback, without tokens unless RAY_AUTH_MODE says so.
-    """
-    joined = os.environ.get("RAY_ADDRESS")
-    if not joined:
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    import ray
-
-    own = not ray.is_initialized()
-    if own and joined:
-        try:
-            ray.init(log_to_driver=False, logging_level=logging.WARNING)
-        except ConnectionError as fault:
-            raise PoolError(f"the Ray cluster at RAY_ADDRESS={joined} can't be reached: {fault}") from fault
-    elif own:
-        ray.init(
-            address="local", num_cpus=max(_cpu_workers(config), os.cpu_count() or 1), include_dashboard=False,
-            log_to_driver=False, logging_level=logging.WARNING, _node_ip_address="127.0.0.1",
-        )  # fmt: skip
-    try:
-        yield resolve_workers(config, ray.cluster_resources())
-    finally:
-        if own:
-            ray.shutdown()
-
-
-def _cpu_workers(config: RunConfig) -> int:
-    count = config.workers.count
-    return count if isinstance(count, int) else min(MAX_CPU_WORKERS, os.cpu_count() or 1)
-
-
-def resolve_workers(config: RunConfig, resources: dict[str, float]) -> tuple[RunConfig, bool]:
-    """The config with a number of workers, and whether each takes a GPU: it does where the cluster has any.
-
-    Raises PoolError when the cluster has fewer places than `workers.min`.
-    """
-    gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-    places, kind = (gpus, "GPU") if gpus else (cpus, "CPU")
-    wanted = config.workers.count
-    count = wanted if isinstance(wanted, int) else (places if gpus else min(MAX_CPU_WORKERS, places))
-    if places < config.workers.min:
-        raise PoolError(f"the cluster has {places} {kind}s, workers.min is {config.workers.min}: lower it or add nodes")
-    if count > places:
-        raise PoolError(f"workers.count is {count}, the cluster has {places} {kind}s: lower it or add nodes")
-    return config.model_copy(update={"workers": config.workers.model_copy(update={"count": count})}), bool(gpus)
-
-
 def _drive(prepared: Prepared, use_gpu: bool, on_event: Callable[[Event], None]) -> dict[str, Any]:
-    """Starts the driver actor, passes its events on until it ends, and asks it to stop when a signal says so."""
+    """Starts the driver actor, passes its events on until it ends, and asks it to stop when a signal says so.
+
+    All actors are detached, so that they outlive each other; none outlives this call.
+    """
     import ray
 
     from zellige_ray.actors.driver_host import DriverHost
+    from zellige_ray.actors.nodes import here
 
-    actor = ray.remote(num_cpus=0, concurrency_groups={CONTROL: 2})(DriverHost)
-    driver = actor.options(name=f"{prepared.folder.name}/driver").remote(prepared, use_gpu)
+    options = {"name": prepared.actor(DRIVER), "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
+    actor = ray.remote(concurrency_groups={CONTROL: 2})(DriverHost)
+    try:
+        driver = actor.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here(), **options).remote(
+            prepared, use_gpu
+        )
+        return _watch(driver, on_event)
+    finally:
+        end_actors(prepared)
+
+
+def _watch(driver: Any, on_event: Callable[[Event], None]) -> dict[str, Any]:
+    """Asking for events is the sign of life that the driver waits for."""
+    import ray
+    from ray.exceptions import RayActorError
+
     result, seen = driver.run.remote(), 0
     with _signals() as asked:
-        told = False
         while True:
-            if asked and not told:
-                told = True
-                ray.get(driver.stop.options(concurrency_group=CONTROL).remote(), timeout=ANSWER_TIMEOUT_S)
             done, _ = ray.wait([result], timeout=POLL_S)
-            events: list[Event] = ray.get(
-                driver.events.options(concurrency_group=CONTROL).remote(seen), timeout=ANSWER_TIMEOUT_S
-            )
+            call = driver.events.options(concurrency_group=CONTROL).remote(seen, bool(asked))
+            try:
+                events: list[Event] = ray.get(call, timeout=ANSWER_TIMEOUT_S)
+            except RayActorError:
+                break  # the result says why
             seen += len(events)
             for event in events:
                 on_event(event)
@@ -202,8 +158,14 @@ def _result(ref: Any) -> dict[str, Any]:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM instead of dying of them; a second SIGINT interrupts at once."""
+    """Collects SIGINT and SIGTERM instead of dying of them; a second SIGINT interrupts at once.
+
+    In another thread than the main one nothing is collected: Python delivers signals there.
+    """
     asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
 
     def note(number: int, frame: FrameType | None) -> None:
         if number in asked and number == signal.SIGINT:

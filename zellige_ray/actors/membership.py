@@ -12,31 +12,50 @@ from zellige_ray.errors import PoolError
 MAX_FORMINGS = 8
 
 
+class StateLost(PoolError):  # noqa: N818  (a turn of events, not a fault)
+    """Every worker that held the state is gone: the newest checkpoint is what is left."""
+
+
 class Membership:
     """The present epoch, and the only place that changes it."""
 
-    def __init__(self, pool: Pool, settings: WorkersConfig, left: Callable[[str, str], None]) -> None:
-        """left: told about each worker that is removed, and why."""
-        self._pool, self._settings, self._left = pool, settings, left
+    def __init__(
+        self,
+        pool: Pool,
+        settings: WorkersConfig,
+        left: Callable[[str, str], None],
+        more: Callable[[int], list[Member]],
+        formed: Callable[[Epoch], None],
+    ) -> None:
+        """left: told about each worker that is removed, and why. more: waits until there are so many newcomers.
+
+        formed: told about each epoch that begins.
+        """
+        self._pool, self._settings, self._left, self._more, self._formed = pool, settings, left, more, formed
         self.epoch = Epoch(-1, ())
+
+    def resume(self, number: int) -> None:
+        """Epochs up to `number` are over, whoever formed them."""
+        self.epoch = Epoch(number, ())
 
     def form(self, members: Sequence[Member], decided: Decision, newcomers: Sequence[Member] = ()) -> None:
         """Starts the next epoch with `members`, whose state is equal, and `newcomers`, who take it over.
 
-        Workers that fail while it is formed are removed, and it is formed again without them. Raises PoolError with
-        fewer than `workers.min`.
+        Workers that fail while it is formed are removed, and it is formed again without them. With fewer than
+        `workers.min` it waits for more. Raises PoolError when they don't come, StateLost when nobody holds the state.
         """
         old, new = list(members), list(newcomers)
         for _ in range(MAX_FORMINGS):
-            epoch = Epoch(self.epoch.number + 1, tuple(old + new))
-            self.epoch = epoch
-            if not old or epoch.size < self._settings.min:
-                raise PoolError(
-                    f"{epoch.size} live workers are left, {self._settings.min} are needed (workers.min)"
-                    + ("" if old else "; none of them holds the state")
-                )
+            self.epoch = Epoch(self.epoch.number + 1, tuple(old + new))
+            if not old:
+                raise StateLost("none of the live workers holds the state")
+            if self.epoch.size < self._settings.min:
+                new += self._more(self._settings.min - self.epoch.size)
+                self.epoch = Epoch(self.epoch.number, tuple(old + new))
+            epoch = self.epoch
             gathered = self._invite(epoch, decided, source=0 if new else None)
             if gathered.complete:
+                self._formed(epoch)
                 return
             gone = self._end(epoch, gathered)
             old = [m for m in old if m.worker not in gone]

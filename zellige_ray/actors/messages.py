@@ -12,7 +12,10 @@ from zellige_ray.placement.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as the driver knows it: where it runs and what it has. memory_bytes: what its rank may fill."""
+    """A worker as the driver knows it: where it runs and what it has. memory_bytes: what its rank may fill.
+
+    version: of the package. model: hash of the parameters' names, shapes and types.
+    """
 
     worker: str
     node: str
@@ -20,6 +23,8 @@ class Member:
     device: str
     memory_bytes: int
     step: int
+    version: str
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +101,47 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """reduced(t): this rank holds the summed gradients of the step. loss, norm, finite: equal on all ranks."""
+    """reduced(t): this rank holds the summed gradients of the step. loss, norm, finite: equal on all ranks.
 
+    started: when the work began, Unix seconds.
+    """
+
+    step: int
+    plan_hash: str
+    started: float
     loss: float
     norm: float
     finite: bool
     lr: float
     seconds: float
     times: RankTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a worker says to a driver that has lost its memory: the step it applied, and the vote it still holds."""
+
+    member: Member
+    epoch: int
+    applied: int
+    vote: Vote | None
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """The value of a broken reply: samples that can't be read."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A checkpoint that a worker writes in the background. done: all is on the disk, or `error` says why not."""
+
+    step: int
+    num_bytes: int
+    done: bool = False
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,29 +5,26 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-
-import yaml
+from dataclasses import dataclass
 
 from zellige_ray.actors.messages import Epoch, Measurement
+from zellige_ray.actors.speeds import EVEN, Speeds
 from zellige_ray.data.index import SampleMeta
 from zellige_ray.models.specs import ModelSpec
-from zellige_ray.monitor import run_folder
 from zellige_ray.placement import Cluster, CostModel, HardwareProfile, ModelPreset, Plan, make_plan
 from zellige_ray.placement import Sequence as Lengths
 
-EVEN_SPEED = 0.15  # ranks within 15 % of the median count as equal: a short profile on a shared machine is no better
 ALONE_BYTES_PER_S = 1e12  # a world of one has no wire; the cost model still wants a rate
 KEPT_PLANS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and what it took to make. Units: seconds."""
+    """A plan, what it took to make, and the relative speeds it counts on. Units: seconds."""
 
     plan: Plan
     seconds: float
+    speeds: tuple[float, ...]
 
 
 def measured_hardware(measured: Sequence[Measurement], epoch: Epoch) -> HardwareProfile:
@@ -56,18 +53,18 @@ def relative_speeds(measured: Sequence[Measurement]) -> tuple[float, ...]:
     """Speed of each rank, 1.0 being the median; small differences are noise."""
     middle = statistics.median(m.linear_flops for m in measured)
     ratios = [m.linear_flops / middle for m in measured]
-    return tuple(1.0 if abs(r - 1.0) <= EVEN_SPEED else r for r in ratios)
+    return tuple(1.0 if abs(r - 1.0) <= EVEN else r for r in ratios)
 
 
 class Planner:
-    """Makes plans for the workers of an epoch. speeds: worker -> relative speed."""
+    """Makes plans for the workers of an epoch, at their speeds."""
 
     def __init__(
-        self, spec: ModelSpec, model: ModelPreset, hardware: HardwareProfile, speeds: dict[str, float], policy: str
+        self, spec: ModelSpec, model: ModelPreset, hardware: HardwareProfile, speeds: Speeds, policy: str
     ) -> None:
         self.spec, self.hardware, self.policy = spec, hardware, policy
         self.cost = CostModel(hardware, model)
-        self._speeds = speeds
+        self.speeds = speeds
         self._made: dict[tuple[int, str, tuple[str, ...]], Planned] = {}
 
     def cluster(self, epoch: Epoch) -> Cluster:
@@ -75,28 +72,24 @@ class Planner:
         return Cluster(
             node_of_rank=epoch.node_of_rank(),
             memory_bytes=tuple(m.memory_bytes for m in epoch.members),
-            speed=tuple(self._speeds.get(w, 1.0) for w in epoch.workers),
+            speed=tuple(self.speeds.of(w) for w in epoch.workers),
         )
 
-    def write(self, folder: Path, epoch: Epoch) -> None:
-        """Writes what plans are made with, the speeds of this epoch's ranks included, as presets into a run folder."""
-        speed = self.cluster(epoch).speed
-        hardware = replace(self.hardware, speed=speed) if len(speed) == self.hardware.world_size else self.hardware
-        for name, value in ((run_folder.HARDWARE, hardware.to_dict()), (run_folder.MODEL, self.cost.model.to_dict())):
-            (folder / name).write_text(yaml.safe_dump(value, sort_keys=False), encoding="utf-8")
-
     def plan(self, samples: Sequence[SampleMeta], epoch: Epoch, policy: str | None = None) -> Planned:
-        """The plan of a batch, from memory when it was made ahead. Raises PlanError when the batch fits nowhere."""
+        """The plan of a batch, from memory when it was made ahead; speeds that changed since count from the next on.
+
+        Raises PlanError when the batch fits nowhere.
+        """
         key = (epoch.number, policy or self.policy, tuple(s.id for s in samples))
         if key not in self._made:
-            start = time.perf_counter()
+            start, cluster = time.perf_counter(), self.cluster(epoch)
             plan = make_plan(
                 [Lengths(s.id, self.spec.tokens(s.latent_shape), s.text_tokens, s.weight) for s in samples],
-                self.cluster(epoch),
+                cluster,
                 self.cost,
                 policy=key[1],
                 epoch=epoch.number,
             )
-            made = Planned(plan, time.perf_counter() - start)
+            made = Planned(plan, time.perf_counter() - start, cluster.speed)
             self._made = dict([*self._made.items(), (key, made)][-KEPT_PLANS:])
         return self._made[key]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from zellige_ray.actors.messages import Member, Reply
+from zellige_ray.actors.messages import Corrupt, Member, Reply, Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,12 @@ class Gathered:
         """Everybody answered, and nobody was broken."""
         return not self.missing and not self.lost and all(r.status == "ok" for r in self.replies.values())
 
+    @property
+    def corrupt(self) -> tuple[str, ...]:
+        """Samples that some worker could not read, by id."""
+        found = {i for r in self.replies.values() if isinstance(r.value, Corrupt) for i in r.value.ids}
+        return tuple(sorted(found))
+
     def why(self) -> str:
         """One line: who is lost, broken or silent, and why."""
         parts = [f"{w} lost ({reason})" for w, reason in self.lost.items()]
@@ -30,19 +36,51 @@ class Gathered:
         return "; ".join(parts) or "complete"
 
 
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What a driver that starts again finds. epoch: the highest that anybody has seen. lost: worker -> why."""
+
+    standings: Mapping[str, Standing]
+    epoch: int
+    lost: Mapping[str, str]
+
+
 class Pool(Protocol):
     """Workers by name. Calls never block longer than their time-out; an error inside a worker is raised by `gather`."""
 
     def start(self, count: int, min_count: int, checkpoint: str | None, timeout_s: float) -> list[Member]:
-        """Starts `count` workers and waits until they are set up; raises PoolError with fewer than `min_count`."""
+        """Has `count` workers, those included that are starting; waits until all that there is room for are set up.
+
+        Raises PoolError with fewer than `min_count`, or what kept a worker from being set up.
+        """
+        ...
+
+    def adopt(self, expected: Sequence[str], checkpoint: str | None) -> Adopted:
+        """Finds the workers of a driver that is no more; those of `expected` that do not answer are lost."""
         ...
 
     def request(self, checkpoint: str | None) -> None:
-        """Asks for one more worker, without waiting."""
+        """Asks for one more worker, without waiting; it comes when there is room."""
         ...
 
-    def arrived(self) -> list[Member]:
+    def requested(self) -> int:
+        """Workers that were asked for and have not arrived."""
+        ...
+
+    def arrived(self, wait_s: float = 0.0) -> list[Member]:
         """Requested workers that have been set up since the last call."""
+        ...
+
+    def failed(self) -> dict[str, str]:
+        """Requested workers that could not be set up since the last call, with the reason."""
+        ...
+
+    def leaving(self) -> dict[str, str]:
+        """Workers on nodes that will go away, with the reason."""
+        ...
+
+    def room(self) -> str:
+        """What the cluster has free, for a person."""
         ...
 
     def store(self, epoch: int) -> Any:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from zellige_ray.actors.messages import Decision, Invitation, Measurement, Member, Order, Reply, Vote
+import zellige_ray
+from zellige_ray.actors.messages import (
+    Corrupt,
+    Decision,
+    Invitation,
+    Measurement,
+    Member,
+    Order,
+    Reply,
+    Saving,
+    Standing,
+    Vote,
+)
 from zellige_ray.attention.comm import Comm
 from zellige_ray.config import RunConfig
 from zellige_ray.data.cache import LatentCache
-from zellige_ray.errors import CommError, PoolError
+from zellige_ray.data.index import SampleMeta
+from zellige_ray.errors import CommError, DataError, PoolError
 from zellige_ray.models.adapter import ModelAdapter
 from zellige_ray.models.registry import get_adapter
 from zellige_ray.models.specs import get_spec
@@ -26,6 +40,7 @@ from zellige_ray.training.previews import Previews
 from zellige_ray.training.runner import Runner
 from zellige_ray.training.state import TrainState
 
+PACKET_BYTES = 64 << 20  # of state sent to a newcomer at once
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -41,7 +56,9 @@ class Worker:
         self._comm: Comm | None = None
         self._epoch = -1
         self._cancelled = -1
-        self._pending: int | None = None
+        self._vote: Vote | None = None
+        self._member: Member | None = None
+        self._saving: checkpoint_io.BackgroundSave | None = None
 
     def setup(self, checkpoint: str | None) -> Member:
         """Builds the model and its state, from `checkpoint` when one is given; nothing collective."""
@@ -59,13 +76,28 @@ class Worker:
         loader = Loader(cache, text_dim, self._adapter, self._spec, config.loss, config.seed, dtype, self._device)
         self._runner = Runner(self._adapter.bind(self._module), self._state, loader, config.engine, config.model.heads)
         memory = memory_bytes(self._device) // (1 if self._device.type == "cuda" else torch_workers(config))
-        return Member(self.name, self.node, os.getpid(), str(self._device), memory, self._state.step)
+        self._vote = None
+        self._member = Member(
+            self.name, self.node, os.getpid(), str(self._device), memory, self._state.step,
+            zellige_ray.__version__, model_hash(self._module),
+        )  # fmt: skip
+        return self._member
+
+    def ready(self, checkpoint: str | None) -> Member:
+        """What `setup` answered; sets it up when nobody has."""
+        return self._member or self.setup(checkpoint)
 
     # Control lane
 
     def ping(self) -> int:
         """The epoch this worker is in; an answer is the sign of life."""
         return self._epoch
+
+    def standing(self) -> Standing | None:
+        """What a driver that starts again must know; None before `setup` is done."""
+        if self._member is None:
+            return None
+        return Standing(self._member, self._epoch, self._state.step, self._vote)
 
     def cancel(self, epoch: int) -> None:
         """Ends work in flight of every epoch before `epoch`: the waiting order answers `broken`."""
@@ -86,11 +118,11 @@ class Worker:
 
     def step(self, order: Order) -> Reply:
         """Gradients of one step, reduced over all ranks, kept until they are decided; the value is a Vote."""
-        return self._on(order, lambda: self._gradients(order, pending=order.decided.step + 1))
+        return self._on(order, lambda: self._gradients(order, keep=True))
 
     def rehearse(self, order: Order) -> Reply:
         """The same work as a step that will never count."""
-        return self._on(order, lambda: self._gradients(order, pending=None))
+        return self._on(order, lambda: self._gradients(order, keep=False))
 
     def held_out(self, order: Order) -> Reply:
         """The held-out loss, equal on all ranks."""
@@ -104,11 +136,18 @@ class Worker:
         """Decodes one preview from all ranks' tokens and writes it; the file's name."""
         return Previews(self.config.data, self._adapter).write(folder, sample, parts)
 
-    def save(self, folder: str, decided: Decision) -> int:
-        """Applies what is decided, writes the state into `folder`; the step that it holds."""
+    def save(self, folder: str, decided: Decision) -> Saving:
+        """Applies what is decided, copies the state, and begins to write the copy into `folder` in the background."""
         self._apply(decided)
-        checkpoint_io.save(folder, self._state)
-        return self._state.step
+        self._saving = checkpoint_io.BackgroundSave(folder, self._state)
+        return self.saving()
+
+    def saving(self) -> Saving:
+        """How far the last `save` is."""
+        save = self._saving
+        if save is None:
+            return Saving(self._state.step, 0, error="this worker is saving nothing")
+        return Saving(save.step, save.num_bytes, save.done, save.error)
 
     def close(self) -> None:
         """Leaves the current epoch."""
@@ -124,6 +163,16 @@ class Worker:
         except CommError as fault:
             return Reply(self.name, epoch, "broken", reason=f"{type(fault).__name__}: {fault}")
 
+    def _unreadable(self, samples: Sequence[SampleMeta]) -> tuple[str, ...]:
+        """The samples that this worker can't read, in order of their ids."""
+        cache, bad = LatentCache(Path(self.cache_folder)), []
+        for sample in sorted(samples, key=lambda s: s.id):
+            try:
+                cache.read(sample)
+            except DataError:
+                bad.append(sample.id)
+        return tuple(bad)
+
     def _on(self, order: Order, work: Callable[[], Any]) -> Reply:
         if order.epoch != self._epoch:
             return Reply(self.name, order.epoch, "broken", reason=f"this worker is in epoch {self._epoch}")
@@ -132,23 +181,29 @@ class Worker:
             self._apply(order.decided)
             return work()
 
-        return self._guard(order.epoch, decided_first)
+        try:
+            return self._guard(order.epoch, decided_first)
+        except DataError as fault:
+            bad = self._unreadable(order.samples)
+            if not bad:
+                raise
+            return Reply(self.name, order.epoch, "broken", Corrupt(bad), str(fault))
 
     def _apply(self, decided: Decision) -> None:
         if decided.step <= self._state.step:
             return
-        if self._pending != decided.step:
+        if self._vote is None or self._vote.step != decided.step:
             raise PoolError(
-                f"worker {self.name} is asked to apply step {decided.step}, it holds gradients of {self._pending} "
-                f"at step {self._state.step}"
+                f"worker {self.name} is asked to apply step {decided.step}, it holds gradients of "
+                f"{self._vote and self._vote.step} at step {self._state.step}"
             )
         self._state.apply(decided.step, decided.update)
-        self._pending = None
+        self._vote = None
 
     def _join(self, invitation: Invitation) -> int:
-        if self._pending == invitation.decided.step:
+        if self._vote is not None and self._vote.step == invitation.decided.step:
             self._apply(invitation.decided)
-        self._pending = None
+        self._vote = None
         self.close()
         self._epoch = invitation.epoch
         if invitation.size > 1:
@@ -170,10 +225,11 @@ class Worker:
     def _take_over(self, source: int) -> None:
         assert self._comm is not None
         step = torch.tensor([self._state.step], dtype=torch.int64, device=self._device)
-        for tensor in [step, *self._state.tensors()]:
-            sent = tensor.to(self._device)  # AdamW keeps its counters on the CPU, NCCL wants the device
+        for group in packets([step, *self._state.tensors()], PACKET_BYTES):
+            sent = torch.cat([t.detach().reshape(-1).to(self._device) for t in group])
             self._comm.broadcast(sent, source).wait()
-            tensor.copy_(sent)
+            for tensor, part in zip(group, torch.split(sent, [t.numel() for t in group]), strict=True):
+                tensor.copy_(part.view_as(tensor))
         self._state.step = int(step)
 
     def _measure(self) -> Measurement:
@@ -181,16 +237,39 @@ class Worker:
         bandwidth, latency = profile.wire(self._comm, self._device)
         return Measurement(linear, attention, bandwidth, latency)
 
-    def _gradients(self, order: Order, pending: int | None) -> Vote:
-        self._pending = None
-        start = time.perf_counter()
+    def _gradients(self, order: Order, keep: bool) -> Vote:
+        self._vote = None
+        start, started = time.perf_counter(), time.time()
         out = self._runner.gradients(order.plan, order.samples, order.pass_, self._comm)
-        self._pending = pending
         rank = self._comm.rank if self._comm is not None else 0
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         times = RankTimes(rank, out.linear_s, out.attention_s, out.exchange_s, out.idle_s, out.tokens, rss)
-        lr = self._state.lr_at(self._state.step + 1)
-        return Vote(out.loss, out.norm, out.finite, lr, time.perf_counter() - start, times)
+        step = self._state.step + 1
+        seconds = time.perf_counter() - start
+        vote = Vote(
+            step, order.plan.hash, started, out.loss, out.norm, out.finite, self._state.lr_at(step), seconds, times
+        )
+        self._vote = vote if keep else None
+        return vote
+
+
+def packets(tensors: Iterable[torch.Tensor], num_bytes: int) -> Iterator[list[torch.Tensor]]:
+    """Tensors in their order, in groups of one type and at most `num_bytes`, or a single larger one."""
+    group: list[torch.Tensor] = []
+    for tensor in tensors:
+        size = sum(t.numel() for t in group) * tensor.element_size()
+        if group and (tensor.dtype != group[0].dtype or size + tensor.numel() * tensor.element_size() > num_bytes):
+            yield group
+            group = []
+        group.append(tensor)
+    if group:
+        yield group
+
+
+def model_hash(module: torch.nn.Module) -> str:
+    """Of the names, shapes and types of all parameters and buffers: equal where the state can be taken over."""
+    rows = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in module.state_dict().items()]
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
 
 def memory_bytes(device: torch.device) -> int:

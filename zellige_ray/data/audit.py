@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from zellige_ray.data.record import Record, read, read_header, valid_commits
+from zellige_ray.data.record import QUARANTINED, Record, read, read_header, valid_commits
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,13 @@ class LedgerReport:
 def verify(path: str | Path, ids: Iterable[str] | None = None) -> LedgerReport:
     """Checks a ledger against the training ids: those given, else its header's, else all that it mentions.
 
-    A pass owes all of its samples once a later pass has begun. Raises DataError like `read`.
+    A pass owes all of its samples once a later pass has begun, but for those that were found unreadable.
+    Raises DataError like `read`.
     """
     records = list(read(path))
     commits = valid_commits(records)
     known = set(read_header(path)["ids"]) if ids is None else set(ids)
+    refused = {record.detail for record in records if record.event == QUARANTINED}
     known = known or {sample for commit in commits for sample in commit.sample_ids}
     used: dict[int, Counter[str]] = {}
     for commit in commits:
@@ -69,7 +71,7 @@ def verify(path: str | Path, ids: Iterable[str] | None = None) -> LedgerReport:
     passes = []
     for pass_ in range(newest + 1):
         counts = used.get(pass_, Counter())
-        missing = tuple(sorted(known - counts.keys()))
+        missing = tuple(sorted(known - refused - counts.keys()))
         doubled = tuple(sorted(sample for sample, times in counts.items() if times > 1))
         unknown = tuple(sorted(counts.keys() - known))
         lost = missing if pass_ < newest else ()

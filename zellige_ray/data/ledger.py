@@ -9,13 +9,14 @@ from typing import Any
 
 from zellige_ray.data.audit import LedgerReport, PassReport, verify
 from zellige_ray.data.index import Index
-from zellige_ray.data.record import FORMAT, REWIND, Record, parse_line, read, read_header, valid_commits
+from zellige_ray.data.record import FORMAT, QUARANTINED, REWIND, Record, parse_line, read, read_header, valid_commits
 from zellige_ray.errors import DataError
 
 NAME = "ledger.jsonl"
 __all__ = [
     "FORMAT",
     "NAME",
+    "QUARANTINED",
     "REWIND",
     "Ledger",
     "LedgerReport",

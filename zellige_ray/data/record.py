@@ -12,6 +12,7 @@ from zellige_ray.errors import DataError
 
 FORMAT = "zellige.ledger/1"
 REWIND = "rewind"
+QUARANTINED = "quarantined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class Record:
     """One line: a committed step, or an event when `event` is set.
 
     An event holds no samples. `rewind` says that the run went back behind step `step`: later commits are void and their
-    samples come again. Other events (`joined`, `left`, `dropped`, `resumed`, ...) are notes. Units: seconds.
+    samples come again. `quarantined` names, in `detail`, a sample that can't be read: no pass owes it from then on.
+    Other events (`joined`, `left`, `dropped`, `resumed`, ...) are notes. Units: seconds.
     """
 
     step: int

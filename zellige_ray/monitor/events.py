@@ -42,6 +42,7 @@ class StepEvent:
 
     tokens, samples, images, videos: of this global batch. tokens_left: visual tokens until the last step, estimated.
     seconds: from dispatch to commit. plan_s: time of planning. predicted_s, lower_bound_s: the plan's verdict.
+    started: when its workers began, Unix seconds; of the last attempt, where one was broken.
     """
 
     step: int
@@ -63,6 +64,7 @@ class StepEvent:
     plan_hash: str
     planned: tuple[RankLoad, ...]
     measured: tuple[RankTimes, ...]
+    started: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ LEDGER = "ledger.jsonl"  # one line per committed step, with its sample ids
 METRICS = "metrics.jsonl"  # one line per event, with its time
 HARDWARE = "hardware.yaml"  # the rates that plans were made with, as `zellige plan --hardware` reads them
 MODEL = "model.yaml"  # the model as the planner sees it, as `zellige plan --model` reads it
+MEMBERS = "members.json"  # who is alive now: epoch, workers, nodes, process ids
 PLANS = "plans"  # step-000012.json: the plans of the last 50 steps
 CHECKPOINTS = "checkpoints"
 PREVIEWS = "previews"

@@ -17,6 +17,7 @@ from zellige_ray.errors import CheckpointError
 
 FORMAT = "zellige.checkpoint/1"
 MARKER = "complete.json"
+TENSORS = ".metadata"  # torch.distributed.checkpoint writes it last
 FOLDER = "checkpoints"
 
 
@@ -41,7 +42,15 @@ def partial_folder(run: Path, step: int) -> Path:
 
 
 def seal(partial: Path, position: Position) -> Path:
-    """Marks a written folder complete and gives it its name; the new path."""
+    """Marks a written folder complete and gives it its name; the new path.
+
+    Raises CheckpointError when the tensors are not there: then driver and workers write to different disks.
+    """
+    if not (partial / TENSORS).is_file():
+        raise CheckpointError(
+            f"the driver does not see the checkpoint that a worker wrote to {partial}; "
+            "set folder to storage that all nodes share"
+        )
     marker = partial / MARKER
     marker.write_text(json.dumps({"format": FORMAT, **asdict(position)}, indent=1), encoding="utf-8")
     with marker.open("rb") as file:
@@ -50,6 +59,15 @@ def seal(partial: Path, position: Position) -> Path:
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     return final
+
+
+def room(run: Path) -> str:
+    """Free space where a run's checkpoints go, for a person."""
+    try:
+        usage = shutil.disk_usage(run)
+    except OSError as fault:
+        return f"its folder can't be read: {fault.strerror}"
+    return f"{usage.free / 1e6:.1f} MB of {usage.total / 1e6:.1f} MB are free"
 
 
 def newest(run: Path) -> Path | None:

@@ -1,0 +1,88 @@
+"""The session: the Ray cluster that a run joins or starts, and the end of all its detached actors."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from zellige_ray.actors.prepared import DRIVER, NAMESPACE, Prepared
+from zellige_ray.config import RunConfig
+from zellige_ray.errors import PoolError
+
+MAX_CPU_WORKERS = 8
+
+
+@contextmanager
+def ray_session(config: RunConfig) -> Iterator[tuple[RunConfig, bool]]:
+    """The cluster that RAY_ADDRESS names, else an embedded one on this machine only; the config with its worker count.
+
+    Yields (config, use_gpu). An embedded cluster listens on loopback, without tokens unless RAY_AUTH_MODE says so.
+    """
+    joined = os.environ.get("RAY_ADDRESS")
+    if not joined:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    import ray
+
+    own = not ray.is_initialized()
+    if own and joined:
+        try:
+            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
+        except ConnectionError as fault:
+            raise PoolError(f"the Ray cluster at RAY_ADDRESS={joined} can't be reached: {fault}") from fault
+    elif own:
+        ray.init(
+            address="local", num_cpus=max(_cpu_workers(config), os.cpu_count() or 1), include_dashboard=False,
+            namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, _node_ip_address="127.0.0.1",
+        )  # fmt: skip
+    try:
+        yield resolve_workers(config, ray.cluster_resources(), grows=bool(joined))
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _cpu_workers(config: RunConfig) -> int:
+    count = config.workers.count
+    return count if isinstance(count, int) else min(MAX_CPU_WORKERS, os.cpu_count() or 1)
+
+
+def resolve_workers(config: RunConfig, resources: dict[str, float], grows: bool = False) -> tuple[RunConfig, bool]:
+    """The config with a number of workers, and whether each takes a GPU: it does where the cluster has any.
+
+    grows: nodes may join later, so that more workers may be asked for than there is room for now. Raises PoolError when
+    the cluster has fewer places than `workers.min`, or, unless it grows, than `workers.count`.
+    """
+    gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+    places, kind = (gpus, "GPU") if gpus else (cpus, "CPU")
+    wanted = config.workers.count
+    count = wanted if isinstance(wanted, int) else (places if gpus else min(MAX_CPU_WORKERS, places))
+    if places < config.workers.min and not grows:
+        raise PoolError(f"the cluster has {places} {kind}s, workers.min is {config.workers.min}: lower it or add nodes")
+    if count > places and not grows:
+        raise PoolError(f"workers.count is {count}, the cluster has {places} {kind}s: lower it or add nodes")
+    count = max(count, config.workers.min)
+    return config.model_copy(update={"workers": config.workers.model_copy(update={"count": count})}), bool(gpus)
+
+
+def end_actors(prepared: Prepared, myself: str | None = None) -> None:
+    """Ends every actor of a launch, whoever made it: the driver first, but last when it is the caller.
+
+    myself: the role of the calling actor.
+    """
+    import ray
+
+    prefix, driver = prepared.actor(""), prepared.actor(DRIVER)
+    names = [e["name"] for e in ray.util.list_named_actors(all_namespaces=True) if e["namespace"] == NAMESPACE]
+    mine = prepared.actor(myself) if myself else None
+    for name in sorted((n for n in names if n.startswith(prefix)), key=lambda n: (n == mine, n != driver)):
+        _end(ray, name)
+
+
+def _end(ray: Any, name: str) -> None:
+    try:
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+    except ValueError:  # gone by itself
+        return
