@@ -139,7 +139,8 @@ def _frame(axes: Any, plan: Plan, cost: CostModel, ends: list[float], size: int,
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(False)
     axes.set_xlabel("seconds of the step (all layers and passes of a phase put together)", color=INK)
-    axes.text(-0.008 * end, -0.75, "rank", ha="right", va="bottom", fontsize=8, color=INK)
+    above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom", "annotation_clip": False}
+    axes.annotate("rank", (-0.008 * end, -0.55), ha="right", fontsize=8, color=INK, **above)
     for stop in ends[:-1]:
         axes.axvline(stop, color=INK, linewidth=1.4)
     axes.axvline(end, color=INK, linewidth=1.2)
@@ -149,7 +150,7 @@ def _frame(axes: Any, plan: Plan, cost: CostModel, ends: list[float], size: int,
         axes.axvline(bound, color="#c1272d", linewidth=1.5, linestyle=(0, (4, 2)), zorder=5)
         side, shift = ("right", -0.004) if bound > 0.9 * end else ("left", 0.004)
         label = f"lower bound {bound:.4g} s"
-        axes.text(bound + shift * end, -0.75, label, color="#c1272d", fontsize=8.5, ha=side, va="bottom")
+        axes.annotate(label, (bound + shift * end, -0.55), ha=side, fontsize=8.5, color="#c1272d", **above)
         title += f"  —  step {predicted.step_s:.4g} s, {predicted.gap:.2%} over the bound"
     axes.set_title(title, loc="left", color=INK, fontsize=12.5, pad=24, fontweight="bold")
 
