@@ -1,12 +1,14 @@
 """Claim: compiling a plan of 300 sequences on 16 ranks, 24 heads, into one rank's layout takes at most 5 ms.
 
-Run: python benchmarks/engine_layout.py [--json]. Lengths: the joint image and video mix of KnapFormer's published setup (facts of
-its launch script: groups x batch x resolution x frames), jittered by 4 %, seed 0; planned by this repository's own planner.
+Run: python benchmarks/engine_layout.py [--json]. Lengths: the joint image and video mix of KnapFormer's published setup
+(facts of its launch script: groups x batch x resolution x frames), jittered by 4 %, seed 0; planned by this
+repository's own planner.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 
@@ -46,8 +48,9 @@ def planned(num_sequences: int, ranks: int, heads: int, seed: int) -> Round:
 
 
 def poured(num_sequences: int, ranks: int, heads: int, seed: int) -> Round:
-    """Wrap-around: sequences poured over the ranks one after the other, tokens by their sum, heads by attention; one cut sequence
-    at every border, and its tokens and its heads are cut at different places."""
+    """Wrap-around: sequences poured over the ranks one after the other, tokens by their sum, heads by attention; one
+    cut sequence at every border, and its tokens and its heads are cut at different places.
+    """
     lengths = np.array(mix_lengths(num_sequences, seed))
     order = np.random.default_rng(seed).permutation(num_sequences)
     shards, tiles = [], []
@@ -65,7 +68,7 @@ def poured(num_sequences: int, ranks: int, heads: int, seed: int) -> Round:
                     *(round((total * r - at) / work * parts[s]) for r in range(1, ranks) if at < total * r < at + work),
                 }
             )
-            for a, b in zip(edges, edges[1:], strict=False):
+            for a, b in itertools.pairwise(edges):
                 rank = min(int((at + work * (a + b) / 2 / parts[s]) / total), ranks - 1)
                 if out == "shards":
                     shards.append((s, rank, a, b))

@@ -27,7 +27,11 @@ def cut_round():
 
 @pytest.mark.parametrize(
     ("column", "row", "delta", "what"),
-    [("tiles_M6", 0, (0, 0, 0, 0, 0, -1), "attention"), ("tiles_M6", 0, (0, 0, 0, 0, -1, 0), "attention"), ("shards_K4", 0, (0, 0, 0, -1), "tokens")],
+    [
+        ("tiles_M6", 0, (0, 0, 0, 0, 0, -1), "attention"),
+        ("tiles_M6", 0, (0, 0, 0, 0, -1, 0), "attention"),
+        ("shards_K4", 0, (0, 0, 0, -1), "tokens"),
+    ],
 )
 def test_a_missing_or_doubled_cell_is_a_plan_error_on_every_rank(column, row, delta, what):
     round_ = cut_round()
@@ -71,7 +75,7 @@ def test_kernels_that_cannot_run_say_so_and_do_not_fall_back():
     for name in ("varlen", "flash"):
         with pytest.raises(EngineError, match="cuda only"):
             AttentionEngine(layout, None, kernel=name).attend(q, q, q)
-    with pytest.raises(EngineError, match="can't run torch.int64"):
+    with pytest.raises(EngineError, match=r"can't run torch\.int64"):
         kernels["sdpa"].check(torch.device("cpu"), torch.int64, 8)
     with pytest.raises(EngineError, match="known are"):
         get_kernel("nosuch")
@@ -99,7 +103,10 @@ def test_different_plan_hashes_are_named_on_all_ranks_within_a_second():
 
 
 def test_importing_the_room_and_the_specs_loads_neither_torch_nor_diffusers():
-    code = "import sys, zellige_ray.attention, zellige_ray.models.specs as s; s.get_spec('wan'); print('torch' in sys.modules, 'diffusers' in sys.modules)"
+    code = (
+        "import sys, zellige_ray.attention; from zellige_ray.models.specs import get_spec; get_spec('wan');"
+        "print('torch' in sys.modules, 'diffusers' in sys.modules)"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["False", "False"]
 

@@ -110,7 +110,9 @@ def test_every_transport_sends_the_bytes_of_the_formula_in_two_exchanges_each_wa
 
 
 def brute_force_rows(round_: Round, rank: int) -> int:
-    """Rows a rank sends per layer, cell by cell from the plan: q, k, v out of its home, o home; backward the other way round."""
+    """Rows a rank sends per layer, cell by cell from the plan: q, k, v out of its home, o home; backward the other way
+    round.
+    """
     total = 0
     owner = {(s.sequence, t): s.rank for s in round_.shards() for t in range(s.start, s.stop)}
     tile = {
@@ -191,7 +193,7 @@ def test_planted_faults_are_caught(fault, monkeypatch):
             t = dataclasses.replace(t, home_q_unpack=pack)
         if fault == "swapped head":
             unpack = t.unit_unpack.copy()
-            units, queries, keys = t.unit_blocks[0]
+            units, _queries, keys = t.unit_blocks[0]
             k0 = t.unit_q_rows
             unpack[k0 : k0 + keys], unpack[k0 + keys : k0 + 2 * keys] = (
                 unpack[k0 + keys : k0 + 2 * keys].copy(),

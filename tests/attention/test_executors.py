@@ -37,7 +37,12 @@ class _Gather(torch.autograd.Function):
         rows = {rank: sum(b - a for a, b in spans) * HEADS for rank, spans in part.cut.homes.items()}
         others = sorted(r for r in rows if r != part.rank)
         mine = torch.cat((k, v), dim=-1).reshape(-1, 2 * DIM)
-        got = comm.exchange(mine.repeat(len(others), 1), dict.fromkeys(others, rows[part.rank]), {r: rows[r] for r in others}, part.next_key()).wait()
+        got = comm.exchange(
+            mine.repeat(len(others), 1),
+            dict.fromkeys(others, rows[part.rank]),
+            {r: rows[r] for r in others},
+            part.next_key(),
+        ).wait()
         parts = dict(zip(others, got.split([rows[r] for r in others]), strict=True)) | {part.rank: mine}
         kv = torch.cat([parts[r] for r in sorted(parts)]).view(-1, HEADS, 2 * DIM)
         keys, values = kv[..., :DIM].contiguous(), kv[..., DIM:].contiguous()
@@ -54,9 +59,17 @@ class _Gather(torch.autograd.Function):
         part, comm, kernel, segments, rows, others = ctx.kept
         outs = torch.empty_like(q), torch.empty_like(keys), torch.empty_like(values)
         kernel.backward(grad.contiguous(), q, keys, values, o, lse, segments, outs, True)
-        split = dict(zip(sorted(rows), torch.cat(outs[1:], dim=-1).reshape(-1, 2 * DIM).split([rows[r] for r in sorted(rows)]), strict=True))
+        split = dict(
+            zip(
+                sorted(rows),
+                torch.cat(outs[1:], dim=-1).reshape(-1, 2 * DIM).split([rows[r] for r in sorted(rows)]),
+                strict=True,
+            )
+        )
         send = torch.cat([split[r] for r in others])
-        got = comm.exchange(send, {r: rows[r] for r in others}, dict.fromkeys(others, rows[part.rank]), part.next_key()).wait()
+        got = comm.exchange(
+            send, {r: rows[r] for r in others}, dict.fromkeys(others, rows[part.rank]), part.next_key()
+        ).wait()
         total = torch.zeros_like(split[part.rank])
         partial = dict(zip(others, got.split(rows[part.rank]), strict=True)) | {part.rank: split[part.rank]}
         for r in sorted(partial):
@@ -85,12 +98,18 @@ def test_a_registered_executor_runs_beside_the_exchange(monkeypatch):
     monkeypatch.setitem(executors, "gather_keys", GatherKeys())
     round_ = mixed_round()
     g = torch.Generator().manual_seed(0)
-    data = [[torch.randn(n, HEADS, DIM, generator=g, dtype=torch.float64) for _ in range(4)] for n in round_.tokens_S.tolist()]
+    data = [
+        [torch.randn(n, HEADS, DIM, generator=g, dtype=torch.float64) for _ in range(4)]
+        for n in round_.tokens_S.tolist()
+    ]
 
     def body(rank, comm):
         layout = compile_layout(round_, rank, HEADS)
         engine = AttentionEngine(layout, comm)
-        q, k, v, grad = (torch.cat([data[p.sequence][i][p.start : p.stop] for p in layout.pieces] or [data[0][i][:0]]) for i in range(4))
+        q, k, v, grad = (
+            torch.cat([data[p.sequence][i][p.start : p.stop] for p in layout.pieces] or [data[0][i][:0]])
+            for i in range(4)
+        )
         leaves = [x.requires_grad_() for x in (q, k, v)]
         outs = []
         for _ in range(2):  # two layers: keys go on

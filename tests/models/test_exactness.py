@@ -107,8 +107,8 @@ def test_recomputation_repeats_the_exchanges_unless_attention_is_kept(name, lab)
 @pytest.mark.usefixtures("_double_casts")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_a_sequence_of_2301_tokens_beside_one_of_1(dtype, lab):
-    # In float32 an empty caption under 2301 tokens compares noise with noise: its key gradients are exactly zero (one key), and
-    # plain diffusers' are 3e-8 of the largest gradient.
+    # In float32 an empty caption under 2301 tokens compares noise with noise: its key gradients are exactly zero
+    # (one key), and plain diffusers' are 3e-8 of the largest gradient.
     text = [0, 2] if dtype == torch.float64 else [9, 2]
     check("wan", lab, dtype, 4, 1, shapes=[(13, 3, 59), (1, 1, 1)], text=text, use=("uneven", "shared"))
 

@@ -1,4 +1,6 @@
-"""Ten more diffusers families, unmodified: packed and cut over ranks against one sequence at a time through the plain model."""
+"""Ten more diffusers families, unmodified: packed and cut over ranks against one sequence at a time through the plain
+model.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def agree(comm: Comm, plan_hash: str, *facts: object) -> None:
     """
     digest = hashlib.sha256(repr((plan_hash, *facts)).encode()).digest()
     mine = int.from_bytes(digest[:7], "big")
-    values_R = torch.zeros(comm.size, dtype=torch.int64)
+    values_R = torch.zeros(comm.size, dtype=torch.int64, device=comm.device)
     values_R[comm.rank] = mine
     values_R = comm.all_reduce(values_R).wait()
     others = [rank for rank, value in enumerate(values_R.tolist()) if value != values_R[0]]

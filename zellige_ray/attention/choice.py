@@ -15,17 +15,17 @@ from zellige_ray.errors import EngineError
 log = logging.getLogger(__name__)
 
 
-def choose_kernel(name: str, device: torch.device, deterministic: bool) -> Kernel:
-    """The named kernel; `auto`: sdpa on CPU, flash on CUDA where flash-attn is installed, else varlen (not deterministic) or sdpa."""
+def choose_kernel(name: str, device: torch.device, dtype: torch.dtype) -> Kernel:
+    """The named kernel; `auto`: sdpa, but in half precision on CUDA flash (where installed) or varlen."""
     if name != "auto":
         return get_kernel(name)
     if device.type != "cuda":
         return _chosen("kernel", "sdpa", f"the only one on {device.type}")
+    if dtype not in (torch.bfloat16, torch.float16):
+        return _chosen("kernel", "sdpa", f"the only one for {dtype}")
     if importlib.util.find_spec("flash_attn") is not None:
         return _chosen("kernel", "flash", "flash-attn is installed")
-    if not deterministic:
-        return _chosen("kernel", "varlen", "flash-attn is not installed")
-    return _chosen("kernel", "sdpa", "flash-attn is not installed, varlen has no deterministic backward")
+    return _chosen("kernel", "varlen", "flash-attn is not installed")
 
 
 def choose_transport(name: str) -> Transport:

@@ -1,15 +1,15 @@
 """Comm: the communicator of one rank in one epoch, a plain object over one process group.
 
 There is no default process group, no `init_process_group` and no `new_group`: torch 2.13's `new_group` with local
-synchronisation hangs on overlapping groups, and a world-wide registry can't hold two epochs. A Comm is made by its members
-only, under a prefix of the store that names the epoch, so that nothing of an older epoch can reach it.
+synchronisation hangs on overlapping groups, and a world-wide registry can't hold two epochs. A Comm is made by its
+members only, under a prefix of the store that names the epoch, so that nothing of an older epoch can reach it.
 
 Why this can't deadlock: exchanges are point-to-point between real neighbours, each message has its own key, and every
-receive is posted before anything is waited for. So a rank's messages leave whatever its peers do, and a wait depends only on
-the posting of the same operation by that neighbour; ranks that share no sequence never wait for each other.
+receive is posted before anything is waited for. So a rank's messages leave whatever its peers do, and a wait depends
+only on the posting of the same operation by that neighbour; ranks that share no sequence never wait for each other.
 
-After a failure or a time-out a process group is unusable even between the living. It is then closed: `close` hands it to a
-background thread, because its destructor blocks for up to the time-out (measured: 7-11 s).
+After a failure or a time-out a process group is unusable even between the living. It is then closed: `close` hands it
+to a background thread, because its destructor blocks for up to the time-out (measured: 7-11 s).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Op = Literal["sum", "max", "min"]
 class Comm:
     """Point-to-point exchanges and collectives of one epoch; see `Comm.create`.
 
-    One thread posts, any thread may cancel. `sent_bytes` and `num_exchanges` count what was posted, for tests and reports.
+    One thread posts, any thread may cancel. `sent_bytes` and `num_exchanges` count what was posted, for tests and
+    reports.
     """
 
     def __init__(
@@ -98,9 +99,9 @@ class Comm:
     ) -> Pending[Tensor]:
         """Start sending rows to peers and receiving rows from them, one message per peer and direction.
 
-        send: [rows, D] contiguous, grouped by peer, ascending. send_rows, recv_rows: peer -> rows (none is 0).
-        key: the same on both sides, unique among the exchanges in flight. Result: [rows, D], grouped by peer, ascending;
-        it is `out` where that is given, which must have just these rows.
+        send: [rows, D] contiguous, grouped by peer, ascending. send_rows, recv_rows: peer -> rows (none is 0). key: the
+        same on both sides, unique among the exchanges in flight. Result: [rows, D], grouped by peer, ascending; it is
+        `out` where that is given, which must have just these rows.
         """
         group = self._open()
         recv = self._receiver(send, recv_rows, out)
@@ -163,7 +164,12 @@ class Comm:
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
-        self.all_reduce(torch.zeros(1, device=self._open().device)).wait()
+        self.all_reduce(torch.zeros(1, device=self.device)).wait()
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors must be to travel."""
+        return self._open().device
 
     @property
     def cancelled(self) -> bool:
@@ -193,7 +199,8 @@ class Comm:
             return send.new_empty((rows, *send.shape[1:]))
         if out.shape != (rows, *send.shape[1:]) or out.dtype != send.dtype:
             raise CommError(
-                f"receive buffer is {tuple(out.shape)} {out.dtype}, {rows} rows of {tuple(send.shape[1:])} {send.dtype} will come"
+                f"receive buffer is {tuple(out.shape)} {out.dtype}, "
+                f"what comes is {rows} rows of {tuple(send.shape[1:])} {send.dtype}"
             )
         return out
 

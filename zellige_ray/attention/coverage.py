@@ -1,7 +1,8 @@
-"""Coverage: every token of a round is owned once, every cell of its attention is computed once; checked before any exchange."""
+"""Coverage: every token of a round is owned once, every cell of its attention computed once, or nothing is run."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -26,13 +27,15 @@ def check_coverage(round_: Round, heads: int) -> None:
         rows = shards_K4[shards_K4[:, 0] == s]
         if not _covers(map(tuple, rows[:, 2:].tolist()), int(tokens_S[s])):
             raise PlanError(
-                f"tokens of sequence {round_.ids[s]} (length {tokens_S[s]}) are not owned exactly once: {rows[:, 1:].tolist()}"
+                f"tokens of sequence {round_.ids[s]} (length {tokens_S[s]}) are not owned exactly once: "
+                f"{rows[:, 1:].tolist()}"
             )
     for s in np.flatnonzero(~(cells_ok_S & (num_tiles_S == 1))).tolist():
         rows = tiles_M6[tiles_M6[:, 0] == s]
         if not _covers_grid(rows[:, 2:].tolist(), heads, int(tokens_S[s])):
             raise PlanError(
-                f"attention of sequence {round_.ids[s]} ({heads} heads, length {tokens_S[s]}) is not computed exactly once: {rows[:, 1:].tolist()}"
+                f"attention of sequence {round_.ids[s]} ({heads} heads, length {tokens_S[s]}) is not computed "
+                f"exactly once: {rows[:, 1:].tolist()}"
             )
 
 
@@ -51,5 +54,5 @@ def _covers_grid(rectangles: list[list[int]], heads: int, length: int) -> bool:
         return False
     return all(
         _covers(((q0, q1) for h0, h1, q0, q1 in rectangles if h0 <= low and high <= h1), length)
-        for low, high in zip(edges, edges[1:], strict=False)
+        for low, high in itertools.pairwise(edges)
     ) and all(h0 < h1 for h0, h1, _, _ in rectangles)

@@ -1,7 +1,8 @@
-"""Cuts: the sequences of a round that more than one rank works on, as intervals per home and head blocks per tile rank."""
+"""Cuts: the sequences that more than one rank works on, as intervals per home and head blocks per tile rank."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -126,7 +127,7 @@ def _blocks(rectangles: list[list[int]]) -> tuple[Block, ...]:
     """Elementary head ranges of a rank's tiles; equal neighbours are one block."""
     edges = sorted({r[0] for r in rectangles} | {r[1] for r in rectangles})
     out: list[Block] = []
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in itertools.pairwise(edges):
         queries = merged([(q0, q1) for h0, h1, q0, q1 in rectangles if h0 <= low and high <= h1])
         if not queries:
             continue

@@ -1,6 +1,7 @@
 """AttentionEngine: self-attention of all pieces of one rank, whole ones locally, cut ones through the exchange.
 
-Every rank calls `attend` for every layer in the same order, whatever it holds, and runs backward. What a layer does is in `layer`.
+Every rank calls `attend` for every layer in the same order, whatever it holds, and runs backward. What a layer does is
+in `layer`.
 
 Legend: T packed local tokens, N heads, H head dim, R rows of H, L caption tokens of all pieces.
 """
@@ -29,8 +30,9 @@ from zellige_ray.errors import EngineError
 class AttentionEngine:
     """Attention of one round on one rank.
 
-    comm: may be None where the layout exchanges nothing. kernel: a key of `kernels`, or `auto`. transport: `p2p`, `group`,
-    `world`, or `auto`. deterministic: refuse kernels whose result depends on timing. clock: where times are added.
+    comm: may be None where the layout exchanges nothing. kernel: a key of `kernels`, or `auto`. transport: `p2p`,
+    `group`, `world`, or `auto`. deterministic: refuse kernels whose result depends on timing. clock: where times are
+    added.
     """
 
     def __init__(
@@ -70,9 +72,9 @@ class AttentionEngine:
     def attend(self, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, memo: Memo | None = None) -> Tensor:
         """Each piece's queries attend to all keys of its sequence, wherever those are.
 
-        At most two exchanges here and two in backward. memo: keeps the result for a recomputation, or brings it back; then
-        nothing is exchanged. Raises EngineError for operands that are not the layout's, or that the kernel can't run;
-        CommError and Regroup from the exchange.
+        At most two exchanges here and two in backward. memo: keeps the result for a recomputation, or brings it back;
+        then nothing is exchanged. Raises EngineError for operands that are not the layout's, or that the kernel can't
+        run; CommError and Regroup from the exchange.
         """
         q_TNH, k_TNH, v_TNH = self._operands(q_TNH, k_TNH, v_TNH)
         expected = (self.layout.num_tokens, self.layout.heads)
@@ -96,7 +98,7 @@ class AttentionEngine:
         return torch.cat(parts)
 
     def cross(self, q_TNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, text_lengths: Sequence[int]) -> Tensor:
-        """Each piece's queries attend to their own caption, locally; text_lengths: caption tokens per piece, all positive."""
+        """Each piece's queries attend to their caption, locally; text_lengths: tokens per caption, all positive."""
         pieces = self.layout.pieces
         if len(text_lengths) != len(pieces):
             raise EngineError(f"{len(text_lengths)} captions for {len(pieces)} pieces")
@@ -118,7 +120,7 @@ class AttentionEngine:
         return out
 
     def _kernel(self, q_TNH: Tensor) -> Kernel:
-        kernel = choose_kernel(self.kernel_name, q_TNH.device, self.deterministic)
+        kernel = choose_kernel(self.kernel_name, q_TNH.device, q_TNH.dtype)
         kernel.check(q_TNH.device, q_TNH.dtype, q_TNH.shape[-1])
         return kernel
 

@@ -1,7 +1,7 @@
 """Exchange: the four coalesced moves of rows per layer, each one gather, one message per neighbour, one gather.
 
-`start` packs and posts, `finish` waits; what runs in between overlaps, the same way in forward and in backward. Several may
-be in flight. Rows that stay on their rank are gathered straight into the end of the wire buffer and never travel.
+`start` packs and posts, `finish` waits; what runs in between overlaps, the same way in forward and in backward. Several
+may be in flight. Rows that stay on their rank are gathered straight into the end of the wire buffer and never travel.
 """
 
 from __future__ import annotations

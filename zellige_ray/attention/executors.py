@@ -1,7 +1,7 @@
-"""Executors: other ways than the one exchange to run a cut sequence, for when memory binds and not time; named in the plan.
+"""Executors: other ways than the one exchange to run a cut sequence, for when memory binds; named in the plan.
 
-The door for streaming ones (ring, StarTrail): one file with an `Executor`, one line in `executors`, one test. The default,
-`exchange`, is the engine itself and has no entry here.
+The door for streaming ones (ring, StarTrail): one file with an `Executor`, one line in `executors`, one test. The
+default, `exchange`, is the engine itself and has no entry here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from zellige_ray.errors import EngineError
 class Streamed:
     """One rank's part of a cut sequence.
 
-    start, stop: its rows of the packed buffer (none where it only has tiles), by ascending tokens, see `cut.homes[rank]`.
-    next_key: keys for exchanges, the same ones in the same order on all ranks of the sequence.
+    start, stop: its rows of the packed buffer (none where it only has tiles), by ascending tokens, see
+    `cut.homes[rank]`. next_key: keys for exchanges, the same ones in the same order on all ranks of the sequence.
     """
 
     cut: CutSequence
@@ -42,10 +42,10 @@ class Executor(Protocol):
         ...
 
     def attend(self, q_SNH: Tensor, k_SNH: Tensor, v_SNH: Tensor, part: Streamed, comm: Comm, kernel: Kernel) -> Tensor:
-        """Outputs of this rank's tokens of the sequence, autograd-aware; every rank of the sequence calls it once per layer.
+        """Outputs of this rank's tokens, autograd-aware; every rank of the sequence calls it once per layer.
 
-        Whatever it exchanges is waited for through `Pending`, so that a cancel reaches it. Partial results are merged in
-        float32 or wider.
+        Whatever it exchanges is waited for through `Pending`, so that a cancel reaches it. Partial results are merged
+        in float32 or wider.
         """
         ...
 

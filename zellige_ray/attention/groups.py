@@ -1,10 +1,10 @@
 """Groups on the fly: a bounded pool of real subgroups, one per component, made by their members only.
 
-Why overlapping subgroups can't deadlock: a rank is in exactly one component of a round, so it uses one subgroup at a time, and
-the members of a component run the same layers in the same order. What is kept and what leaves is decided from the sequence of
-rounds, which all ranks see alike (`admit` gets the components of all ranks, also those without this one): so two members never
-disagree on whether their subgroup still exists. Making one is a rendezvous of its members alone; ranks of other components do
-not take part and do not wait.
+Why overlapping subgroups can't deadlock: a rank is in exactly one component of a round, so it uses one subgroup at a
+time, and the members of a component run the same layers in the same order. What is kept and what leaves is decided from
+the sequence of rounds, which all ranks see alike (`admit` gets the components of all ranks, also those without this
+one): so two members never disagree on whether their subgroup still exists. Making one is a rendezvous of its members
+alone; ranks of other components do not take part and do not wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Members = tuple[int, ...]
 
 
 class GroupPool:
-    """Subgroups of one epoch by their members; the least recently used leaves first, at most `limit` stay over all ranks."""
+    """Subgroups of one epoch by their members; the least recently used leaves first, at most `limit` stay."""
 
     def __init__(
         self,

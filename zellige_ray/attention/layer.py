@@ -1,8 +1,8 @@
 """One attention layer, forward and backward, with its exchanges.
 
-Forward is, in this order: post q, k, v of cut tokens; attention of the first fillers; wait; attention of the tiles; post their
-outputs; attention of the second fillers; wait. Backward is the mirror image in one autograd node, so that the same fillers'
-kernels run while the reverse exchanges are in flight.
+Forward is, in this order: post q, k, v of cut tokens; attention of the first fillers; wait; attention of the tiles;
+post their outputs; attention of the second fillers; wait. Backward is the mirror image in one autograd node, so that
+the same fillers' kernels run while the reverse exchanges are in flight.
 
 Legend: T packed local tokens, N heads, H head dim, R rows of H.
 """

@@ -1,12 +1,12 @@
 """RankLayout: what a round means for one rank: segments, split sizes and integer index tables.
 
-Whole sequences (fillers) stay segments of the packed buffer. Only cut sequences have tables, one entry per (token, head)
-row. A message between a home (who owns tokens) and a tile rank (who attends) holds, over all their sequences, all q rows,
-then all k rows, then all v rows, each by (sequence, head, token); outputs travel back in the order of the q rows. Rows of a
-rank for itself follow after the rows of its peers, in the same order, and never travel.
+Whole sequences (fillers) stay segments of the packed buffer. Only cut sequences have tables, one entry per (token,
+head) row. A message between a home (who owns tokens) and a tile rank (who attends) holds, over all their sequences, all
+q rows, then all k rows, then all v rows, each by (sequence, head, token); outputs travel back in the order of the q
+rows. Rows of a rank for itself follow after the rows of its peers, in the same order, and never travel.
 
-Legend: T packed local tokens, N heads, D head dim. A *unit* is one head of one sequence on a tile rank, with the queries it
-has there and all keys.
+Legend: T packed local tokens, N heads, D head dim. A *unit* is one head of one sequence on a tile rank, with the
+queries it has there and all keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zellige_ray.placement.plan import DEFAULT_EXECUTOR, IntArray, Round
 
 
 class Piece(NamedTuple):
-    """Tokens [start, stop) of a sequence (its index in the round) at rows offset, offset + 1, ... of the packed buffer."""
+    """Tokens [start, stop) of a sequence (its index in the round) at rows offset, ... of the packed buffer."""
 
     sequence: int
     start: int
@@ -53,10 +53,11 @@ class WireRows:
 class RankLayout:
     """One rank's part of a round; frozen, made by `compile_layout`.
 
-    pieces: in packed order: fillers of the first overlap part, of the second, then pieces of cut sequences; fillers of a part
-    by descending length, so that equal ones share a kernel call; cut sequences too. num_first, num_whole: rows of the first part, of both.
-    Pieces that other executors run come last. tables: of the cut sequences with the default executor. streamed: the others.
-    components: ranks that must meet in this round, over all ranks, each of more than one.
+    pieces: in packed order: fillers of the first overlap part, of the second, then pieces of cut sequences; fillers of
+    a part by descending length, so that equal ones share a kernel call; cut sequences too. num_first, num_whole: rows
+    of the first part, of both. Pieces that other executors run come last. tables: of the cut sequences with the default
+    executor. streamed: the others. components: ranks that must meet in this round, over all ranks, each of more than
+    one.
     """
 
     rank: int
@@ -97,7 +98,7 @@ class RankLayout:
         return WireRows(q_home + 2 * kv_home, q_tile, q_home, q_tile + 2 * kv_tile)
 
     def wire_bytes(self, head_dim: int, itemsize: int) -> int:
-        """Bytes that this rank sends per layer, forward and backward together (recomputation repeats the forward ones)."""
+        """Bytes that this rank sends per layer, forward and backward (recomputation repeats the forward ones)."""
         return self.wire_rows.total * head_dim * itemsize
 
 

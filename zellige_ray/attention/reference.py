@@ -1,4 +1,4 @@
-"""The reference: attention of whole sequences, one after the other, in float64 and in plain formulas; slow on purpose."""
+"""The reference: attention of whole sequences, one by one, in float64 and plain formulas; slow on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rehearsal: several ranks as threads of one process, over real gloo communicators; for tests, benchmarks and users' own checks."""
+"""Rehearsal: ranks as threads of one process over real gloo, for tests, benchmarks and users' own checks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def run_ranks(
 ) -> list[T]:
     """`body(rank, comm)` on every rank at once; the results by rank.
 
-    A rank that raises cancels the others; the first fault that is not a consequence of that is raised. store: shared by all
-    ranks, a fresh HashStore by default.
+    A rank that raises cancels the others; the first fault that is not a consequence of that is raised. store: shared by
+    all ranks, a fresh HashStore by default.
     """
     from torch.distributed import HashStore
 

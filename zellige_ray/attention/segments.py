@@ -50,8 +50,8 @@ class Segments:
 def pack_segments(lengths: Sequence[tuple[int, int, int]]) -> Segments:
     """Segments of (count, queries, keys), one after the other; neighbours of equal shape become one run.
 
-    Segments without queries hold no q rows and are left out when they hold no keys either; EngineError for queries without
-    keys and for keys that nobody attends to.
+    Segments without queries hold no q rows and are left out when they hold no keys either; EngineError for queries
+    without keys and for keys that nobody attends to.
     """
     runs: list[Run] = []
     q = k = 0

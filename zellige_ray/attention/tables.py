@@ -1,9 +1,9 @@
 """Tables: the index tables of one rank's cut sequences, filled rectangle by rectangle (heads x tokens).
 
-Every table is the index of one gather: packing and unpacking are single gathers, and their inverses are what backward needs.
-W is a wire buffer: the rows of each peer, ascending, then the rank's rows for itself. Home rows are (token, head) of the
-local tokens of cut sequences; unit rows are (unit, query) or (unit, key), a unit being one head of one sequence at its tile
-rank.
+Every table is the index of one gather: packing and unpacking are single gathers, and their inverses are what backward
+needs. W is a wire buffer: the rows of each peer, ascending, then the rank's rows for itself. Home rows are (token,
+head) of the local tokens of cut sequences; unit rows are (unit, query) or (unit, key), a unit being one head of one
+sequence at its tile rank.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ Index = NDArray[np.int32]
 class Tables:
     """Split sizes and gather indices.
 
-    num_tokens: local tokens of these sequences. q_home, kv_home: peer -> q rows, kv rows that this rank owns and the peer
-    attends with; q_tile, kv_tile: the other way round (a kv row is one k and one v row). unit_blocks: (units, queries, keys).
+    num_tokens: local tokens of these sequences. q_home, kv_home: peer -> q rows, kv rows that this rank owns and the
+    peer attends with; q_tile, kv_tile: the other way round (a kv row is one k and one v row). unit_blocks: (units,
+    queries, keys).
     home_pack: W(q, k, v) <- home rows (q | k | v)          unit_unpack: unit rows (q | k | v) <- W(q, k, v)
     home_q_pack: W(q) <- home q rows                        unit_q_unpack: unit q rows <- W(q)
     unit_pack: W(dq, dk, dv) <- unit rows (q | k | v)       home_unpack: home rows (q | k | v) <- W, first copy of each
@@ -68,7 +69,7 @@ class Tables:
 
 
 class _Rectangle(NamedTuple):
-    """Heads times spans of tokens; the cell of (head i, token j of a span) is span base + i * head_stride + j * token_stride."""
+    """Heads times spans of tokens; (head i, token j of a span) is cell base + i * head_stride + j * token_stride."""
 
     heads: int
     head_stride: int

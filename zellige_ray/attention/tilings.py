@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,9 +24,9 @@ def random_round(
 ) -> Round:
     """A valid round of these sequences.
 
-    idle: ranks that get nothing. tokenless: ranks that get tiles but no tokens (where others exist). use: the kinds to draw from:
-    whole; heads split; queries split; grid of both; uneven anything; heads shared by two ranks through their queries; tiles far
-    from their tokens; several intervals per rank.
+    idle: ranks that get nothing. tokenless: ranks that get tiles but no tokens (where others exist). use: the kinds to
+    draw from: whole; heads split; queries split; grid of both; uneven anything; heads shared by two ranks through their
+    queries; tiles far from their tokens; several intervals per rank.
     """
     working = [r for r in range(world) if r not in idle]
     owners = [r for r in working if r not in tokenless] or working
@@ -108,4 +109,4 @@ def _cuts(rng: np.random.Generator, n: int, parts: int, even: bool) -> list[tupl
         if even
         else sorted({0, n, *(int(x) for x in rng.integers(0, n + 1, parts - 1))})
     )
-    return [(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b]
+    return [(a, b) for a, b in itertools.pairwise(edges) if a < b]

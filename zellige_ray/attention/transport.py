@@ -1,7 +1,7 @@
 """Transport: the few operations Zellige needs of a process group, over gloo and over NCCL.
 
-The gloo half is what the tests run. The NCCL half was written from torch's sources and the issues named below; it was not
-run by us (no machine with several GPUs).
+The gloo half is what the tests run. The NCCL half was written from torch's sources and the issues named below; it was
+not run by us (no machine with several GPUs).
 """
 
 from __future__ import annotations

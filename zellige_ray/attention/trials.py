@@ -1,4 +1,4 @@
-"""Trials: what coalescing and overlapping exchanges are worth, measured on gloo ranks that are threads of this process."""
+"""Trials: what coalescing and overlapping exchanges are worth, on gloo ranks that are threads of this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUPS = ((0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2), (0, 1, 2), (1, 2, 3)) 
 
 
 def even_round(groups: tuple[tuple[int, ...], ...], tokens: int, fillers: tuple[tuple[int, int], ...] = ()) -> Round:
-    """One sequence per group, tokens and heads cut evenly; fillers (rank, tokens), half of each rank's in either overlap part."""
+    """One sequence per group, tokens and heads cut evenly; fillers (rank, tokens), alternating overlap parts."""
     shards, tiles, lengths = [], [], [tokens] * len(groups) + [n for _, n in fillers]
     for s, group in enumerate(groups):
         for i, rank in enumerate(group):
@@ -46,7 +46,8 @@ def even_round(groups: tuple[tuple[int, ...], ...], tokens: int, fillers: tuple[
 def coalesced_over_separate(tokens: int = 192, repeats: int = 15) -> float:
     """Seconds of one collective per sequence over seconds of one exchange for all, per layer, on 4 ranks with 8 groups.
 
-    Both move q, k, v in and outputs out, packing and unpacking included. The separate way uses a real subgroup per sequence.
+    Both move q, k, v in and outputs out, packing and unpacking included. The separate way uses a real subgroup per
+    sequence.
     """
     whole = even_round(GROUPS, tokens)
     singles = [even_round((group,), tokens) for group in GROUPS]
@@ -87,9 +88,10 @@ def coalesced_over_separate(tokens: int = 192, repeats: int = 15) -> float:
 def overlapped_over_not(
     bytes_per_s: float | None, tokens: int = 512, filler_tokens: int = 512, repeats: int = 7
 ) -> float:
-    """Seconds of a layer, forward and backward, that waits for its exchanges at once, over seconds of one that overlaps them.
+    """Seconds of a layer that waits for its exchanges at once, over seconds of one that overlaps them.
 
-    Two ranks share a sequence, each also has two fillers. bytes_per_s: rate of an emulated link; None: loopback as it is.
+    Two ranks share a sequence, each also has two fillers. bytes_per_s: rate of an emulated link; None: loopback as it
+    is.
     """
     round_ = even_round(
         ((0, 1),), tokens, ((0, filler_tokens), (1, filler_tokens), (0, filler_tokens), (1, filler_tokens))
@@ -121,7 +123,9 @@ def overlapped_over_not(
 
 
 def exchange_overhead(tokens: int = 1024, repeats: int = 7) -> dict[str, float]:
-    """Milliseconds per layer, forward and backward, of exchange and of attention, and bytes, for a sequence cut over two ranks."""
+    """Milliseconds per layer, forward and backward, of exchange and of attention, and bytes, for a sequence cut over
+    two ranks.
+    """
     round_ = even_round(((0, 1),), tokens)
 
     def body(rank: int, comm: Comm) -> tuple[float, float, int]:

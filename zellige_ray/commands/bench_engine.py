@@ -1,7 +1,8 @@
 """Time the attention engine: packed against serial, coalesced against separate, overlapped against not; and its memory.
 
-Ratios above 1 are in favour of the engine, except memory. On CPU: a small Wan through diffusers as it is, float32, forward and backward,
-the same threads for both sides; ranks are threads over gloo. Figures are medians of interleaved repeats.
+Ratios above 1 are in favour of the engine, except memory. On CPU: a small Wan through diffusers as it is, float32,
+forward and backward, the same threads for both sides; ranks are threads over gloo. Figures are medians of interleaved
+repeats.
 """
 
 from __future__ import annotations

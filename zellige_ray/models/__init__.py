@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from zellige_ray.models.specs import ModelSpec, get_spec, specs
+from zellige_ray.models.specs import ModelSpec, get_spec
 
 if TYPE_CHECKING:
     from zellige_ray.models.adapter import BoundModel, ModelAdapter, Packed
@@ -26,4 +26,4 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{_homes[name]}"), name)
 
 
-__all__ = ["BoundModel", "ModelAdapter", "ModelSpec", "Packed", "adapters", "get_adapter", "get_spec", "specs"]
+__all__ = ["BoundModel", "ModelAdapter", "ModelSpec", "Packed", "adapters", "get_adapter", "get_spec"]

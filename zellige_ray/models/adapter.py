@@ -30,8 +30,8 @@ class Packed:
     per-sequence values. timestep_R: in [0, 1], 1 is noise. text_LD: each piece's whole caption, concatenated.
     piece_lengths, text_lengths: tokens and caption tokens per piece; a caption of 0 tokens is allowed. T may be 0.
     Joint models (text and visual tokens attend together) also need: text_spans, the caption tokens that each piece owns
-    (piece_lengths then count visual and owned caption tokens), and piece_rows, the row of each piece's text.
-    grids: (frames, rows, columns) of each piece's sequence, for models whose positions depend on it. pooled_RP: one vector per
+    (piece_lengths then count visual and owned caption tokens), and piece_rows, the row of each piece's text. grids:
+    (frames, rows, columns) of each piece's sequence, for models whose positions depend on it. pooled_RP: one vector per
     row for models that want one (zeros where absent). labels_R: class per row (the model's null class where absent).
     """
 
@@ -93,7 +93,8 @@ class ModelAdapter(Protocol):
     def bind(self, module: nn.Module, checkpointing: Literal["none", "full", "attention"] | None = None) -> BoundModel:
         """Hooks on the instance, once; class, weights and state-dict keys stay as they are.
 
-        checkpointing: default as configured at `build`; `attention` keeps attention results: nothing is exchanged twice.
+        checkpointing: default as configured at `build`; `attention` keeps attention results: nothing is exchanged
+        twice.
         """
         ...
 
@@ -127,7 +128,7 @@ def patchify(latents_CFHW: Tensor, patch: tuple[int, int, int], start: int, stop
 
 def unpatchify(tokens_TCphw: Tensor, latent_shape: LatentShape) -> Tensor:
     """Latents [C, F, H, W] of all tokens of a sequence."""
-    C, F, H, W = latent_shape
+    _C, F, H, W = latent_shape
     T, channels, pt, ph, pw = tokens_TCphw.shape
     f, h, w = F // pt, H // ph, W // pw
     if f * h * w != T:

@@ -1,7 +1,7 @@
 """Bound: a module with its hooks in place, shared by all adapters; it holds the stream that is under way.
 
-The stream is a plain attribute, not a context variable: recomputation may run in autograd's own thread. A checkpointed block
-remembers the stream of its first run, so that several rounds may be forward before one goes backward.
+The stream is a plain attribute, not a context variable: recomputation may run in autograd's own thread. A checkpointed
+block remembers the stream of its first run, so that several rounds may be forward before one goes backward.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Checkpointing = Literal["none", "full", "attention"]
 class Bound:
     """Call it with a packed batch and an engine.
 
-    run: the adapter's way through the module. mode: checkpointing of its blocks. order: of a joint model, which half comes first.
+    run: the adapter's way through the module. mode: checkpointing of its blocks. order: of a joint model, which half
+    comes first.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Bound:
         seam.install(module, name, lambda q, k, v: self.stream.cross(q, k, v))
 
     def catch_joint_attention(self, module: nn.Module, name: str, mask: seam.Mask = "refuse") -> None:
-        """This module's attention is over text and visual tokens together. mask: ignore one that the adapter knows to be all ones."""
+        """This module's attention is over text and visual tokens. mask: ignore one known to be all ones."""
         seam.install(module, name, lambda q, k, v: self.stream.attend_jointly(q, k, v, self._memo()), mask)
 
     def catch_visual_attention(self, module: nn.Module, name: str) -> None:

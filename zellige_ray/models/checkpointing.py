@@ -1,7 +1,8 @@
 """Activation checkpointing of a model's blocks, in lock step over ranks.
 
-`full`: recomputation repeats a block's exchanges. `attention`: the attention layers' results are kept (outputs of this rank's
-tokens, operands and outputs of its tiles), so that recomputation exchanges nothing and runs no self-attention kernel.
+`full`: recomputation repeats a block's exchanges. `attention`: the attention layers' results are kept (outputs of this
+rank's tokens, operands and outputs of its tiles), so that recomputation exchanges nothing and runs no self-attention
+kernel.
 
 Early stopping is off: a rank whose last saved tensor comes before an exchange must run that exchange nevertheless.
 """
@@ -22,7 +23,7 @@ Enter = Callable[[], AbstractContextManager[None]]
 
 
 def install(block: nn.Module, remember: Callable[[], Enter]) -> None:
-    """Give one block a checkpointed `forward`. remember: called at the first run; what it returns is entered at every run."""
+    """Give one block a checkpointed `forward`. remember: called at the first run; its result is entered at every run."""
     original = block.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:

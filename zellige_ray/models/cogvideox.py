@@ -1,4 +1,4 @@
-"""CogVideoX with rotary positions (5B): diffusers' CogVideoXTransformer3DModel; text first, rotation of visual tokens as argument."""
+"""CogVideoX with rotary positions (5B): diffusers' CogVideoXTransformer3DModel; text first."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ def require(config: ModelConfig, mlp_ratio: float | None = None, head_multiple: 
         raise ModelError(f"{config.name} has an MLP ratio of {mlp_ratio:g}, got {config.mlp_ratio:g} (model.mlp_ratio)")
     if config.head_dim % head_multiple:
         raise ModelError(
-            f"{config.name} needs a head_dim that is a multiple of {head_multiple}, got {config.head_dim} (model.head_dim)"
+            f"{config.name} needs a head_dim that is a multiple of {head_multiple}, "
+            f"got {config.head_dim} (model.head_dim)"
         )
 
 
@@ -88,7 +89,7 @@ def rope_axes(head_dim: int) -> tuple[int, int, int]:
 
 
 def as_clip(tokens_TCphw: Tensor) -> Tensor:
-    """T patches as T pseudo-frames of one clip [1, C, T pt, ph, pw]: a Conv3d with kernel = stride sees each patch by itself."""
+    """T patches as T pseudo-frames of one clip [1, C, T pt, ph, pw]: for a Conv3d with kernel = stride."""
     return tokens_TCphw.transpose(0, 1).flatten(1, 2).unsqueeze(0)
 
 
@@ -106,7 +107,7 @@ def as_picture(tokens_TCphw: Tensor) -> Tensor:
 
 def from_picture(picture_1CTphw: Tensor, like_TCphw: Tensor) -> Tensor:
     """The inverse of `as_picture`."""
-    T, _, pt, ph, pw = like_TCphw.shape
+    T, _, _pt, ph, pw = like_TCphw.shape
     return picture_1CTphw[0].reshape(-1, T, ph, pw).transpose(0, 1).unsqueeze(2)
 
 
@@ -120,7 +121,7 @@ def embed_patches(embedder: Any, picture_1CTphw: Tensor, place_TD: Tensor) -> Te
 
 
 def sincos_places(embedder: Any, stream: Stream) -> Tensor:
-    """PatchEmbed's 2-D sine tables, stretched to each sequence's own grid, looked up per token: [T, D]; dummies get zeros."""
+    """PatchEmbed's sine tables, stretched to each sequence's grid, per token: [T, D]; dummies get zeros."""
     from diffusers.models.embeddings import get_2d_sincos_pos_embed
 
     width, device = embedder.pos_embed.shape[-1], embedder.pos_embed.device

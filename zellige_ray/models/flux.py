@@ -1,4 +1,4 @@
-"""Flux: diffusers' FluxTransformer2DModel; text first in its joint attention, positions are ids per token as they are."""
+"""Flux: diffusers' FluxTransformer2DModel; text first in its joint attention, positions are ids per token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zellige_ray.models.stream import Stream, per_row
 
 
 class FluxAdapter(Family):
-    """`layers` double blocks and as many single ones; captions also give a pooled vector (zeros where there is none)."""
+    """`layers` double blocks and as many single ones; pooled vectors are zeros where the batch has none."""
 
     name = "flux"
 

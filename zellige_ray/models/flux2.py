@@ -1,4 +1,4 @@
-"""Flux 2: diffusers' Flux2Transformer2DModel; text first, modulation shared by all blocks, ids of four axes per token."""
+"""Flux 2: diffusers' Flux2Transformer2DModel; text first, one modulation for all blocks, ids of four axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zellige_ray.models.stream import Stream
 
 
 class Flux2Adapter(Family):
-    """`layers` double blocks and as many single ones. Ids: (frame, row, column, 0) and (0, 0, 0, place in the caption)."""
+    """`layers` double blocks and as many single ones. Ids: (frame, row, column, 0), (0, 0, 0, caption place)."""
 
     name = "flux2"
 

@@ -1,7 +1,7 @@
-"""HunyuanVideo: diffusers' HunyuanVideoTransformer3DModel (text to video); visual tokens first, captions through a refiner.
+"""HunyuanVideo: diffusers' HunyuanVideoTransformer3DModel (text to video); visual tokens first, refined captions.
 
-The refiner attends within a whole caption and takes its mean, so it runs once per piece on the whole caption, of which the piece
-then keeps the tokens that it owns: partial gradients of several ranks add up.
+The refiner attends within a whole caption and takes its mean, so it runs once per piece on the whole caption, of which
+the piece then keeps the tokens that it owns: partial gradients of several ranks add up.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class HunyuanAdapter(Family):
     def hook(self, module: Any, bound: Bound) -> None:
         if module.config.image_condition_type is not None:
             raise ModelError(
-                "of HunyuanVideo, only text to video is supported: its image variants slice tokens by frame inside blocks"
+                "of HunyuanVideo, only text to video is supported: "
+                "its image variants slice tokens by frame inside their blocks"
             )
         bound.rows_from(module.time_text_embed)
         refine = module.context_embedder.forward

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 def initialise(module: nn.Module, seed: int, zero: Sequence[str] = ()) -> None:
     """Linear and convolution weights Xavier-uniform, their biases 0, tables normal / sqrt(width); norms stay.
 
-    zero: names of submodules whose weights start at 0 (a DiT's output). Parameters are visited in their order; drawn in float32.
+    zero: names of submodules whose weights start at 0 (a DiT's output). Parameters are visited in their order; drawn in
+    float32.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

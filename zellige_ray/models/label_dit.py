@@ -21,7 +21,7 @@ NUM_CLASSES = 1000
 
 
 class LabelDitAdapter(Family):
-    """`Packed.labels_R` or the null class. The random label dropout inside the blocks is turned off: it would differ per rank."""
+    """`Packed.labels_R` or the null class; the blocks' random label dropout is off: it would differ per rank."""
 
     name = "label_dit"
     zero = ("proj_out_2",)

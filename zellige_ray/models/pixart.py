@@ -54,7 +54,8 @@ class PixArtAdapter(Family):
             raise ModelError("of PixArt, models with resolution and aspect-ratio conditions are not supported")
         if module.out_channels != module.config.in_channels:
             raise ModelError(
-                f"this PixArt predicts {module.out_channels} channels for {module.config.in_channels}: learned variance is not supported"
+                f"this PixArt predicts {module.out_channels} channels for {module.config.in_channels}: "
+                "learned variance is not supported"
             )
         bound.rows_from(module.adaln_single)
         embedder = module.pos_embed

@@ -1,6 +1,8 @@
-"""QwenImage: diffusers' QwenImageTransformer2DModel; text first, rotary positions from the middle of each sequence's own grid.
+"""QwenImage: diffusers' QwenImageTransformer2DModel; text first, rotary positions from the middle of each sequence's
+own grid.
 
-The override of `pos_embed.forward` also removes the model's batch rule, which gives all sequences the first one's positions.
+The override of `pos_embed.forward` also removes the model's batch rule, which gives all sequences the first one's
+positions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rows: per-sequence values that act like one value per token, gathered only where they meet tokens.
 
-A plain object with `__torch_function__`, not a tensor subclass: with torch.compile the subclass gave silently wrong outputs, and
-an operation that is not listed here raises instead of guessing. Values stay [R, ...] through a model's own arithmetic and are
-gathered by token at the multiplication or addition with the stream [1, T, D]; what is saved for backward is the rows and the
-index, not [T, D].
+A plain object with `__torch_function__`, not a tensor subclass: with torch.compile the subclass gave silently wrong
+outputs, and an operation that is not listed here raises instead of guessing. Values stay [R, ...] through a model's own
+arithmetic and are gathered by token at the multiplication or addition with the stream [1, T, D]; what is saved for
+backward is the rows and the index, not [T, D].
 
 Legend: R rows, T tokens of the packed stream, D width.
 """

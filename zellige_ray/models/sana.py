@@ -1,4 +1,5 @@
-"""SANA: diffusers' SanaTransformer2DModel; linear attention and a convolution over the picture, so sequences are never cut.
+"""SANA: diffusers' SanaTransformer2DModel; linear attention and a convolution over the picture, so sequences are never
+cut.
 
 Both act on a whole picture: they run picture by picture over the packed stream, everything else on all of it at once.
 """

@@ -1,7 +1,8 @@
-"""Stable Diffusion 3 and 3.5: diffusers' SD3Transformer2DModel; visual tokens first, a position table cropped to each grid.
+"""Stable Diffusion 3 and 3.5: diffusers' SD3Transformer2DModel; visual tokens first, a position table cropped to each
+grid.
 
-Blocks with dual attention (3.5 medium) also attend to visual tokens alone, which a joint plan does not cut: there, sequences must be
-whole (`max_degree` 1), and a cut one is refused.
+Blocks with dual attention (3.5 medium) also attend to visual tokens alone, which a joint plan does not cut: there,
+sequences must be whole (`max_degree` 1), and a cut one is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ TABLE_SIDE = 64
 
 
 class Sd3Adapter(Family):
-    """Built from scratch with QK-norm and without dual attention; the last block is text-free, as in the released models."""
+    """Built from scratch with QK-norm and without dual attention; the last block is text-free, as in the released
+    models.
+    """
 
     name = "sd3"
 

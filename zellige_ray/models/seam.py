@@ -1,8 +1,9 @@
 """The seam: where a diffusers attention module hands its q, k, v over, without a global patch.
 
-`install` gives one module instance a `forward` inside which a TorchFunctionMode catches `F.scaled_dot_product_attention`. Modes
-belong to the running thread, so recomputation under checkpointing works in whichever thread autograd uses, and nothing outlives
-the call. A module that returns without having passed the seam used another backend: refused.
+`install` gives one module instance a `forward` inside which a TorchFunctionMode catches
+`F.scaled_dot_product_attention`. Modes belong to the running thread, so recomputation under checkpointing works in
+whichever thread autograd uses, and nothing outlives the call. A module that returns without having passed the seam used
+another backend: refused.
 """
 
 from __future__ import annotations

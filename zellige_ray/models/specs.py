@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class ModelSpec:
     """Shapes and rules of one architecture.
 
-    patch: latent frames, rows and columns of one token. text: how captions enter. The strides and the channels are those
-    of the latents it expects. extra_mlp_ratio: token-wise work beside self-attention's projections and the MLP, in units of
-    one MLP ratio (cross-attention's query and output projections are 4 d^2 FLOPs, as much as one unit).
+    patch: latent frames, rows and columns of one token. text: how captions enter. The strides and the channels are
+    those of the latents it expects. extra_mlp_ratio: token-wise work beside self-attention's projections and the MLP,
+    in units of one MLP ratio (cross-attention's query and output projections are 4 d^2 FLOPs, as much as one unit).
     joint: which half comes first where text and visual tokens attend together. max_frames: 1 for picture models.
     max_degree: ranks that may share one sequence; None where any number can.
     """
@@ -45,7 +45,7 @@ class ModelSpec:
             )
         if any(n <= 0 or n % p for n, p in zip(sizes, self.patch, strict=True)):
             raise ModelError(
-                f"latents of {tuple(sizes)} (frames, rows, columns) are no multiple of {self.name}'s patch {self.patch}; "
+                f"latents of {tuple(sizes)} (frames, rows, columns) do not fit {self.name}'s patch {self.patch}: "
                 f"encode frames whose sides are multiples of {self.size_multiple}"
             )
         if self.max_frames is not None and sizes[0] > self.max_frames:

@@ -1,11 +1,12 @@
 """Stream: one packed batch on its way through a model, with the dummy tokens that keep its shape sound.
 
-A rank without tokens still runs every layer, a Conv3d refuses an empty input, a stream of 2 or 6 tokens could be taken for a
-modulation table, and visual and text streams of equal length for each other: so a stream has at least `MIN_TOKENS` tokens and the
-two lengths differ. Dummies follow the real tokens, take part in no attention and are cut off from the output; their gradients are
-zero.
+A rank without tokens still runs every layer, a Conv3d refuses an empty input, a stream of 2 or 6 tokens could be taken
+for a modulation table, and visual and text streams of equal length for each other: so a stream has at least
+`MIN_TOKENS` tokens and the two lengths differ. Dummies follow the real tokens, take part in no attention and are cut
+off from the output; their gradients are zero.
 
-Legend: T packed visual tokens, S owned caption tokens (joint models), N heads, H head dim, L tokens of whole captions, R rows.
+Legend: T packed visual tokens, S owned caption tokens (joint models), N heads, H head dim, L tokens of whole captions,
+R rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Joint:
     """The text half of a joint model's stream.
 
     text_SD, places_S: owned caption tokens and their places in their captions, padded. num_tokens: without dummies.
-    to_packed, to_stream: gathers between the module's order (all text, all visual or the other way round) and the packed order.
+    to_packed, to_stream: gathers between the module's order (all text, all visual or the other way round) and the
+    packed order.
     """
 
     text_SD: Tensor
@@ -107,7 +109,8 @@ class Stream:
         for n, (f, h, w) in zip(self.visual_lengths, self.grids, strict=True):
             if n != f * h * w:
                 raise ModelError(
-                    f"a sequence of {f * h * w} tokens is cut here to {n}, but this model {why}: plan it with max_degree 1"
+                    f"a sequence of {f * h * w} tokens is cut here to {n}, but this model {why}: "
+                    "plan it with max_degree 1"
                 )
 
     def real(self, x_TX: Tensor) -> Tensor:
@@ -116,7 +119,9 @@ class Stream:
 
 
 def make_stream(packed: Packed, engine: AttentionEngine, order: str | None = None) -> Stream:
-    """The stream of a packed batch; dummies take a row of their own, of timestep 0. order: of a joint model, "txt" or "img" first."""
+    """The stream of a packed batch; dummies take a row of their own, of timestep 0. order: of a joint model, "txt" or
+    "img" first.
+    """
     T, R = packed.tokens_TCphw.shape[0], packed.timestep_R.shape[0]
     tokens, positions, row_T = packed.tokens_TCphw, packed.positions_T3, packed.row_T
     if order is None:
@@ -180,7 +185,9 @@ def _joint(packed: Packed, order: str, num_visual: int, S: int, dummy_row: int) 
 
 
 class _Select(torch.autograd.Function):
-    """Rows by index, one past the end for a zero row; backward is the gather by the inverse index, not a scatter-add."""
+    """Rows by index, one past the end for a zero row; backward is the gather by the inverse index, not a
+    scatter-add.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_TNH: Tensor, index: Tensor, inverse: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """Wan 2.1 and 2.2: diffusers' unmodified WanTransformer3DModel, packed and sharded.
 
-The patch embedding is a Conv3d whose kernel is its stride, so that T patches are T pseudo-frames of one clip: the model's own
-embedding and unpatchify work as they are. Positions come from an override of `rope.forward` on the instance, per-sequence
-conditioning from a hook that makes the time embedding `Rows`, attention passes the seam. Two rows per sequence (first frame at
-timestep 0, TI2V) need nothing more.
+The patch embedding is a Conv3d whose kernel is its stride, so that T patches are T pseudo-frames of one clip: the
+model's own embedding and unpatchify work as they are. Positions come from an override of `rope.forward` on the
+instance, per-sequence conditioning from a hook that makes the time embedding `Rows`, attention passes the seam. Two
+rows per sequence (first frame at timestep 0, TI2V) need nothing more.
 
-Captions have their own length here, without the padding to 512 zero tokens that Wan was pretrained with: pass padded captions
-for pretrained weights. An empty caption attends to one zero token.
+Captions have their own length here, without the padding to 512 zero tokens that Wan was pretrained with: pass padded
+captions for pretrained weights. An empty caption attends to one zero token.
 """
 
 from __future__ import annotations

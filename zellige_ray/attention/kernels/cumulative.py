@@ -1,7 +1,8 @@
-"""Cumulative lengths: what the variable-length CUDA kernels take, bucketed so that one call holds segments of like length.
+"""Cumulative lengths: what the variable-length CUDA kernels take, bucketed so that one call holds segments of like
+length.
 
-A grid is launched for the longest segment of a call, so that one 64k segment beside 200 short ones starts millions of empty
-blocks (facts of FlashAttention 2 and 3): a bucket spans at most a factor of 8 in length.
+A grid is launched for the longest segment of a call, so that one 64k segment beside 200 short ones starts millions of
+empty blocks (facts of FlashAttention 2 and 3): a bucket spans at most a factor of 8 in length.
 """
 
 from __future__ import annotations

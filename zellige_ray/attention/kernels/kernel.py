@@ -1,4 +1,6 @@
-"""The kernel protocol: segmented attention, forward and backward, with the log-sum-exp that merging partial results needs."""
+"""The kernel protocol: segmented attention, forward and backward, with the log-sum-exp that merging partial results
+needs.
+"""
 
 from __future__ import annotations
 

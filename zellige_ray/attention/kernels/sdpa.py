@@ -1,9 +1,9 @@
 """The `sdpa` kernel: torch's fused scaled dot product attention, one call per run of equal segments; CPU and CUDA.
 
-It calls the operators below `F.scaled_dot_product_attention` by name, because the public one returns neither the log-sum-exp
-nor a backward that can be called. On CPU that is the flash kernel in every dtype, bitwise the same as the public call
-(tests/attention/test_kernels.py); on CUDA the memory-efficient one for float32 and the flash one for half types (written
-from the operators' schemas, not run by us). CUDA has no fused float64 kernel: refused.
+It calls the operators below `F.scaled_dot_product_attention` by name, because the public one returns neither the
+log-sum-exp nor a backward that can be called. On CPU that is the flash kernel in every dtype, bitwise the same as the
+public call (tests/attention/test_kernels.py); on CUDA the memory-efficient one for float32 and the flash one for half
+types (written from the operators' schemas, not run by us). CUDA has no fused float64 kernel: refused.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from zellige_ray.attention.kernels.determinism import deterministic_ops
 from zellige_ray.attention.segments import Run, Segments
 from zellige_ray.errors import EngineError
 
@@ -74,26 +75,32 @@ class SdpaKernel:
             grad, q, o = _queries(grad_QND, run), _queries(q_QND, run), _queries(o_QND, run)
             k, v, lse = _keys(k_KND, run), _keys(v_KND, run), _queries(lse_QN[..., None], run)[..., 0]
             if run.keys == 1:
-                grads = (torch.zeros_like(q), torch.zeros_like(k), grad.sum(2, keepdim=True))
+                grads: tuple[Tensor, ...] = (torch.zeros_like(q), torch.zeros_like(k), grad.sum(2, keepdim=True))
             elif not q.is_cuda:
                 grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, o, lse, 0.0, False)
-            elif q.dtype == torch.float32:
-                if deterministic:
-                    raise EngineError(
-                        "kernel sdpa has no deterministic float32 backward on cuda; use engine.kernel flash in bfloat16, or engine.deterministic false"
-                    )
-                none = torch.zeros((), dtype=torch.int64, device=q.device)
-                lse = torch.nn.functional.pad(lse, (0, -run.queries % 32)).contiguous()
-                grads = _aten._scaled_dot_product_efficient_attention_backward(
-                    grad, q, k, v, None, o, lse, none, none, 0.0, [True, True, True, False], False
-                )[:3]
             else:
-                none = torch.zeros(2, dtype=torch.uint64, device=q.device)
-                grads = _aten._scaled_dot_product_flash_attention_backward(
-                    grad, q, k, v, o, lse.contiguous(), None, None, run.queries, run.keys, 0.0, False, none, none
-                )
+                with deterministic_ops(deterministic):
+                    grads = _cuda_backward(grad, q, k, v, o, lse, run)
             for out, value, view in zip(outs, grads, (_queries, _keys, _keys), strict=True):
                 view(out, run).copy_(value)
+
+
+def _cuda_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, run: Run
+) -> tuple[Tensor, ...]:
+    if q.dtype == torch.float32:
+        none = torch.zeros((), dtype=torch.int64, device=q.device)
+        lse = torch.nn.functional.pad(lse, (0, -run.queries % 32)).contiguous()
+        wanted = [True, True, True, False]
+        grads: tuple[Tensor, ...] = _aten._scaled_dot_product_efficient_attention_backward(
+            grad, q, k, v, None, o, lse, none, none, 0.0, wanted, False
+        )
+        return grads[:3]
+    none = torch.zeros(2, dtype=torch.uint64, device=q.device)
+    grads = _aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, o, lse.contiguous(), None, None, run.queries, run.keys, 0.0, False, none, none
+    )
+    return grads
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

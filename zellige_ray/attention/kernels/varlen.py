@@ -1,7 +1,7 @@
 """The `varlen` kernel: torch's variable-length flash attention (torch.nn.attention.varlen); CUDA only.
 
-Written from torch 2.13's source; not run by us for want of a GPU. `num_splits=1` makes a segment's bits independent of the
-others in the call. Its backward has no deterministic mode.
+Written from torch 2.13's source; not run by us for want of a GPU. `num_splits=1` makes a segment's bits independent of
+the others in the call; its backward is deterministic behind torch's own switch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from zellige_ray.attention.kernels.cumulative import calls
+from zellige_ray.attention.kernels.determinism import deterministic_ops
 from zellige_ray.attention.segments import Segments
 from zellige_ray.errors import EngineError
 
@@ -59,29 +60,26 @@ class VarlenKernel:
         outs: tuple[Tensor, Tensor, Tensor],
         deterministic: bool,
     ) -> None:
-        if deterministic:
-            raise EngineError(
-                "kernel varlen has no deterministic backward; use engine.kernel flash, or engine.deterministic false"
-            )
         none = torch.zeros(2, dtype=torch.uint64, device=q_QND.device)
         for call in calls(segments, q_QND.device):
             queries, keys = slice(call.q0, call.q1), slice(call.k0, call.k1)
-            grads = _aten._flash_attention_backward(
-                grad_QND[queries].contiguous(),
-                q_QND[queries],
-                k_KND[keys],
-                v_KND[keys],
-                o_QND[queries],
-                lse_QN[queries].T.contiguous(),
-                call.cu_q,
-                call.cu_k,
-                call.max_q,
-                call.max_k,
-                0.0,
-                False,
-                none,
-                none,
-            )
+            with deterministic_ops(deterministic):
+                grads = _aten._flash_attention_backward(
+                    grad_QND[queries].contiguous(),
+                    q_QND[queries],
+                    k_KND[keys],
+                    v_KND[keys],
+                    o_QND[queries],
+                    lse_QN[queries].T.contiguous(),
+                    call.cu_q,
+                    call.cu_k,
+                    call.max_q,
+                    call.max_k,
+                    0.0,
+                    False,
+                    none,
+                    none,
+                )
             for out, rows, value in zip(outs, (queries, keys, keys), grads, strict=True):
                 out[rows] = value
 
