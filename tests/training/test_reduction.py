@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -11,10 +13,13 @@ from zellige_ray.attention.rehearsal import run_ranks
 from zellige_ray.errors import Regroup
 from zellige_ray.training.reduction import GradientReducer
 
+ALIKE = threading.Lock()  # ranks are threads here, and torch's seed belongs to the process
+
 
 def make_module() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+    with ALIKE:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Linear(5, 3))
 
 
 @pytest.mark.dist
