@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,12 @@ def make_batch(sequences: Iterable[Sequence], cost: CostModel) -> Batch:
 
     Raises PlanError: an id twice, a length that is not a positive int, no sequence at all.
     """
-    rows = sorted((s.id, s.tokens, s.text_tokens) for s in sequences)
+    rows = sorted(sequences, key=attrgetter("id"))
     if not rows:
         raise PlanError("the batch has 0 sequences, at least 1 is needed")
-    ids, visual, text = zip(*rows, strict=True)
+    ids = tuple([s.id for s in rows])
+    visual = tuple([s.tokens for s in rows])
+    text = tuple([s.text_tokens for s in rows])
     _check(ids, visual, text)
     text_S = np.array(text, dtype=np.int64)
     tokens_S = np.array(visual, dtype=np.int64)

@@ -67,8 +67,12 @@ def validate_round(round_: Round, world_size: int, model: ModelPreset) -> None:
     order = np.lexsort((full[:, 2], full[:, 0]))
     heads_S = np.full(len(round_.ids), model.heads)
     _cover_lines(round_, full[order, 0], full[order, 2], full[order, 3], heads_S, "attention heads", partial)
-    for index in partial.tolist():
-        _cover_grid(round_, index, tiles[tiles[:, 0] == index][:, 2:], model.heads)
+    if len(partial):
+        rows = tiles[np.isin(tiles[:, 0], partial)]
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        borders = np.searchsorted(rows[:, 0], [*partial.tolist(), len(round_.ids)]).tolist()
+        for index, (a, b) in zip(partial.tolist(), itertools.pairwise(borders), strict=True):
+            _cover_grid(round_, index, rows[a:b, 2:], model.heads)
 
 
 def _fillers_once(round_: Round) -> None:
