@@ -100,7 +100,7 @@ def _widths(scene: Scene, site: Site, groups: Groups, target_s: float) -> list[t
     for group in groups:
         need = sum([scene.work[j] for j in group]) / unit
         least = max(2, floor(need))
-        tops = range(least, min(size, ceil(need) + WIDER) + 1)
+        tops = range(least, min(size, ceil(need) + (WIDER if scene.small else WIDER // 2)) + 1)
         choices.append([(w, _wait(scene, group, w), need) for w in tops])
     if any(not c for c in choices):
         return []

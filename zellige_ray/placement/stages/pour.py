@@ -33,6 +33,10 @@ def pour(scene: Scene, pool: Pool) -> Pouring:
     """The best pouring of a pool: chain or wide, borders inside heads or between them."""
     ideal = pool.work / pool.speed * GOOD
     chain = fluid(scene, pool, wide=False)
+    if chain.time_s <= ideal:
+        got = _whole(scene, pool, chain, 0.0, chain.attention)
+        if got.time_s <= ideal:
+            return got
     best: Pouring | None = None
     if len(pool.anchors) > 1:
         wide = fluid(scene, pool, wide=True)
