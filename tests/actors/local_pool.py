@@ -31,7 +31,7 @@ class LocalPool:
         kill: Callable[[str, str, int], bool] = lambda w, m, n: False,
         spares: int = 0,
     ) -> None:
-        self._config, self._cache_folder, self._kill, self._spares = config, cache_folder, kill, spares
+        self._config, self._cache_folder, self._kill, self.spares = config, cache_folder, kill, spares
         self._stores: dict[int, Any] = {}
         self._calls: dict[tuple[str, str], int] = {}
         self._count = self._asked = 0
@@ -71,8 +71,8 @@ class LocalPool:
         return Adopted(standings, max(self._stores, default=-1), lost)
 
     def arrived(self, wait_s: float = 0.0) -> list[Member]:
-        num = min(self._asked, self._spares)
-        self._asked, self._spares = self._asked - num, self._spares - num
+        num = min(self._asked, self.spares)
+        self._asked, self.spares = self._asked - num, self.spares - num
         return [self._spawn(None) for _ in range(num)]
 
     def store(self, epoch: int) -> Any:
@@ -87,7 +87,11 @@ class LocalPool:
         if self._kill(name, method, nth):
             worker.close()
             raise Killed
-        return getattr(worker, method)(*args)
+        try:
+            return getattr(worker, method)(*args)
+        except Killed:
+            worker.close()
+            raise
 
     def gather(self, call: Any, timeout_s: float, first_fault: bool = True) -> Gathered:
         replies: dict[str, Reply] = {}
