@@ -82,7 +82,7 @@ def poured(num_sequences: int, ranks: int, heads: int, seed: int) -> Round:
 
 
 def measure(round_: Round, ranks: int, heads: int, repeats: int = 7) -> dict[str, float]:
-    """Milliseconds per rank (median of repeats): the slowest rank's and the mean; table entries of the slowest."""
+    """Milliseconds per rank (median of repeats): the slowest rank's and the mean; wire rows of the slowest."""
     per_rank, rows = [], []
     for rank in range(ranks):
         times = []
@@ -91,7 +91,7 @@ def measure(round_: Round, ranks: int, heads: int, repeats: int = 7) -> dict[str
             layout = compile_layout(round_, rank, heads)
             times.append(time.perf_counter() - began)
         per_rank.append(1e3 * float(np.median(times)))
-        rows.append(layout.tables.home_pack.size + layout.tables.unit_pack.size)
+        rows.append(layout.wire_rows.total)
     homes = [
         {s.rank for s in round_.shards() if s.sequence == i} | {t.rank for t in round_.tiles() if t.sequence == i}
         for i in range(len(round_.ids))
@@ -100,7 +100,7 @@ def measure(round_: Round, ranks: int, heads: int, repeats: int = 7) -> dict[str
         "slowest_ms": max(per_rank),
         "mean_ms": float(np.mean(per_rank)),
         "cut_sequences": sum(len(h) > 1 for h in homes),
-        "rows_of_slowest": rows[int(np.argmax(per_rank))],
+        "wire_rows_of_slowest": rows[int(np.argmax(per_rank))],
         "tokens": int(round_.tokens_S.sum()),
     }
 

@@ -60,6 +60,7 @@ def reference(sequences):
 
 def error(got, want):
     """Worst max|g - ref| / max(max|ref| of that tensor, 1e-3 x the largest of all)."""
+    got = [[torch.nan_to_num(g.double(), nan=float("inf")) for g in gs] for gs in got]
     top = max(float(w.abs().max()) for ws in want for w in ws)
     return max(
         float((g.double() - w).abs().max()) / max(float(w.abs().max()), 1e-3 * top)
@@ -187,27 +188,40 @@ def test_planted_faults_are_caught(fault, monkeypatch):
 
     def mutate(layout):
         t = layout.tables
-        if fault == "index error":
-            pack = t.home_q_unpack.copy()
-            pack[[0, HEADS]] = pack[[HEADS, 0]]  # two tokens of one head
-            t = dataclasses.replace(t, home_q_unpack=pack)
-        if fault == "swapped head":
-            unpack = t.unit_unpack.copy()
-            units, _queries, keys = t.unit_blocks[0]
-            k0 = t.unit_q_rows
-            unpack[k0 : k0 + keys], unpack[k0 + keys : k0 + 2 * keys] = (
-                unpack[k0 + keys : k0 + 2 * keys].copy(),
-                unpack[k0 : k0 + keys].copy(),
+        if fault == "index error":  # two tokens of the outputs change places on the wire
+            part, copy, others = first_copy(t.home_q, tokens=2)
+            swapped = [
+                copy._replace(tokens=1, wire=copy.wire + 1),
+                copy._replace(tokens=1, cell=copy.cell + copy.cell_token),
+            ]
+            rest = copy._replace(tokens=copy.tokens - 2, cell=copy.cell + 2 * copy.cell_token, wire=copy.wire + 2)
+            t = dataclasses.replace(t, home_q=t.home_q._replace(**{part: (*others, *swapped, rest)}))
+        if fault == "swapped head":  # the keys of one head go to another unit
+            k = t.unit[1]
+            part, copy, others = first_copy(k, heads=2)
+            swapped = [
+                copy._replace(heads=1, wire=copy.wire + copy.wire_head),
+                copy._replace(heads=1, cell=copy.cell + copy.cell_head),
+            ]
+            rest = copy._replace(
+                heads=copy.heads - 2, cell=copy.cell + 2 * copy.cell_head, wire=copy.wire + 2 * copy.wire_head
             )
-            assert units > 1
-            t = dataclasses.replace(t, unit_unpack=unpack)
-        if fault == "lost tile":
-            unpack = t.home_q_unpack.copy()
-            unpack[: 5 * HEADS] = unpack[0]
-            t = dataclasses.replace(t, home_q_unpack=unpack)
-        if fault == "missing gradient":
-            assert t.sums
-            t = dataclasses.replace(t, sums=())
+            t = dataclasses.replace(t, unit=(t.unit[0], k._replace(**{part: (*others, *swapped, rest)}), t.unit[2]))
+        if fault == "lost tile":  # half of a rectangle's outputs never come, the other half stands in for them
+            part, copy, others = first_copy(t.home_q, tokens=2)
+            half = copy._replace(tokens=copy.tokens // 2)
+            lost = half._replace(cell=copy.cell + half.tokens * copy.cell_token)
+            rest = copy._replace(
+                tokens=copy.tokens - 2 * half.tokens,
+                cell=copy.cell + 2 * half.tokens * copy.cell_token,
+                wire=copy.wire + 2 * half.tokens,
+            )
+            t = dataclasses.replace(t, home_q=t.home_q._replace(**{part: (*others, half, lost, rest)}))
+        if fault == "missing gradient":  # only the first of several copies is counted
+            assert any(len(x.parts) > 1 for x in t.sums[0])
+            t = dataclasses.replace(
+                t, sums=tuple(tuple(x._replace(parts=x.parts[:1]) for x in part) for part in t.sums)
+            )
         return dataclasses.replace(layout, tables=t)
 
     class Mutant(AttentionEngine):
@@ -221,11 +235,24 @@ def test_planted_faults_are_caught(fault, monkeypatch):
     assert error(got, reference(sequences)) > 1e-3
 
 
+def first_copy(copies, heads=1, tokens=1):
+    """(part, the first copy at least this large, the others of that part)."""
+    for part in ("away", "own"):
+        for i, copy in enumerate(getattr(copies, part)):
+            if copy.heads >= heads and copy.tokens >= tokens:
+                return part, copy, (*getattr(copies, part)[:i], *getattr(copies, part)[i + 1 :])
+    return None
+
+
 def suits(layout, fault):
     t = layout.tables
-    if fault == "swapped head":
-        return bool(t.unit_blocks) and t.unit_blocks[0][0] > 1
-    return t.num_tokens > 5 and (fault != "missing gradient" or bool(t.sums))
+    if fault == "missing gradient":
+        return any(len(x.parts) > 1 for x in t.sums[0])
+    return (
+        first_copy(t.unit[1], heads=2) is not None
+        if fault == "swapped head"
+        else first_copy(t.home_q, tokens=2) is not None
+    )
 
 
 def test_cross_attention_is_local_and_exact():

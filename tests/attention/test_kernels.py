@@ -147,3 +147,84 @@ def test_the_clock_separates_attention_from_exchange():
     assert engine.clock.read().attention_s > 0
     engine.clock.reset()
     assert engine.clock.read().attention_s == 0
+
+
+def test_fillers_run_while_exchanges_are_in_flight_forward_and_backward(monkeypatch):
+    """What is started, run and waited for, in order, on one rank that shares a sequence and holds two fillers."""
+    from zellige_ray.attention import engine as module
+    from zellige_ray.attention.exchange import Exchange
+    from zellige_ray.attention.rehearsal import run_ranks
+    from zellige_ray.attention.trials import HEADS as N
+    from zellige_ray.attention.trials import even_round
+
+    round_ = even_round(((0, 1),), 32, ((0, 7), (0, 5)))
+    told: list[str] = []
+
+    class Told:
+        name = "told"
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        def check(self, *args):
+            return None
+
+        def forward(self, q, k, v, segments, out, deterministic):
+            told.append(f"attend {segments.num_q}")
+            return self.inner.forward(q, k, v, segments, out, deterministic)
+
+        def backward(self, grad, q, k, v, o, lse, segments, outs, deterministic):
+            told.append(f"differentiate {segments.num_q}")
+            self.inner.backward(grad, q, k, v, o, lse, segments, outs, deterministic)
+
+    class ToldExchange(Exchange):
+        def start(self, move, operands):
+            told.append("start")
+            return super().start(move, operands)
+
+        def finish(self, flight):
+            told.append("wait")
+            return super().finish(flight)
+
+    monkeypatch.setattr(module, "choose_kernel", lambda *_: Told(kernels["sdpa"]))
+
+    def body(rank, comm):
+        layout = compile_layout(round_, rank, N)
+        engine = AttentionEngine(layout, comm)
+        if rank == 0:
+            engine.exchange.__class__ = ToldExchange
+        else:
+            engine._kernel = lambda _q: kernels["sdpa"]
+        q = torch.randn(layout.num_tokens, N, 8, requires_grad=True)
+        engine.attend(q, q, q).sum().backward()
+
+    run_ranks(2, body)
+    units = N // 2 * 32
+    assert told == [
+        "start", "attend 7", "wait", f"attend {units}", "start", "attend 5", "wait",
+        "start", "differentiate 5", "wait", f"differentiate {units}", "start", "differentiate 7", "wait",
+    ]  # fmt: skip
+
+
+def test_compiling_a_large_plan_is_fast():
+    """300 sequences on 16 ranks, 24 heads, 15 of them cut; the bar is 5 ms (benchmarks/engine_layout.py), with room here."""
+    import time
+
+    rng = np.random.default_rng(0)
+    lengths = [20000] * 15 + [int(n) for n in rng.integers(200, 5000, 285)]
+    cut = random_round(rng, lengths[:15], 16, 24, use=("uneven", "heads"))
+    whole = whole_round(lengths[15:], [int(r) for r in rng.integers(0, 16, 285)], 24)
+    round_ = dataclasses.replace(
+        cut,
+        ids=tuple(f"s{i}" for i in range(300)),
+        tokens_S=np.array(lengths),
+        text_tokens_S=np.zeros(300, dtype=np.int64),
+        shards_K4=np.concatenate([cut.shards_K4, whole.shards_K4 + [15, 0, 0, 0]]),
+        tiles_M6=np.concatenate([cut.tiles_M6, whole.tiles_M6 + [15, 0, 0, 0, 0, 0]]),
+    )
+    seconds = []
+    for rank in range(16):
+        began = time.perf_counter()
+        compile_layout(round_, rank, 24)
+        seconds.append(time.perf_counter() - began)
+    assert float(np.median(seconds)) < 0.05

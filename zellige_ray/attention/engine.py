@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,17 +50,13 @@ class AttentionEngine:
         self.clock = clock or PhaseClock(device)
         self.deterministic = deterministic
         self.kernel_name = kernel
-        self.exchange = Exchange(layout, comm, choose_transport(transport), device)
+        self.exchange = Exchange(layout, comm, choose_transport(transport))
         t, pieces = layout.tables, layout.pieces
         self.first = pack_segments([(1, p.length, p.length) for p in pieces if p.offset < layout.num_first])
         self.second = pack_segments(
             [(1, p.length, p.length) for p in pieces if layout.num_first <= p.offset < layout.num_whole]
         )
         self.units = pack_segments(t.unit_blocks)
-        self.home_unpack, self.home_q_unpack = _index(t.home_unpack, device), _index(t.home_q_unpack, device)
-        self.unit_unpack, self.unit_q_unpack = _index(t.unit_unpack, device), _index(t.unit_q_unpack, device)
-        self.sum_rows = _index(t.sum_rows, device).long()
-        self.sums = [(_index(slot, device).long(), _index(place, device)) for slot, place in t.sums]
         self._device = device
         self._local: dict[tuple[tuple[int, int], ...], Segments] = {}
         self._streamed = _streamed(layout)
@@ -149,7 +144,3 @@ def _streamed(layout: RankLayout) -> list[tuple[Streamed, Executor]]:
         out.append((Streamed(cut, layout.rank, layout.heads, at, at + rows, keys.__next__), executor))
         at += rows
     return out
-
-
-def _index(table: Any, device: torch.device) -> Tensor:
-    return torch.from_numpy(table).to(device)

@@ -1,22 +1,22 @@
-"""Exchange: the four coalesced moves of rows per layer, each one gather, one message per neighbour, one gather.
+"""Exchange: the four coalesced moves of rows per layer, one message per neighbour each.
 
 `start` packs and posts, `finish` waits; what runs in between overlaps, the same way in forward and in backward. Several
-may be in flight. Rows that stay on their rank are gathered straight into the end of the wire buffer and never travel.
+may be in flight. Rows that stay on their rank are copied straight into the end of the wire buffer and never travel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from zellige_ray.attention.comm import Comm
+from zellige_ray.attention.copying import write_wire
 from zellige_ray.attention.layout import RankLayout
 from zellige_ray.attention.pending import Pending
-from zellige_ray.attention.tables import Index
+from zellige_ray.attention.tables import Copies
 from zellige_ray.errors import EngineError
 
 Transport = Literal["p2p", "group", "world"]
@@ -25,11 +25,12 @@ transports: tuple[Transport, ...] = ("p2p", "group", "world")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Move:
-    """One kind of exchange: what is gathered, how many rows go to and come from each peer."""
+    """One kind of exchange: rectangles of each operand, rows to and from each peer, own rows."""
 
-    pack: Tensor
+    copies: tuple[Copies, ...]
     send_rows: Mapping[int, int]
     recv_rows: Mapping[int, int]
+    own_rows: int
 
     @property
     def num_send(self) -> int:
@@ -42,54 +43,61 @@ class Move:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
-    """A wire buffer whose first rows are on their way."""
+    """Rows of peers, on their way, and own rows, there already."""
 
-    wire: Tensor
+    away_WD: Tensor
+    own_WD: Tensor
     pending: Pending[Tensor]
 
 
 class Exchange:
     """The moves of one layout over one communicator: q, k, v in; o out; do in; dq, dk, dv out."""
 
-    def __init__(self, layout: RankLayout, comm: Comm | None, transport: Transport, device: torch.device) -> None:
+    def __init__(self, layout: RankLayout, comm: Comm | None, transport: Transport) -> None:
         t = layout.tables
         qkv_home, qkv_tile = _qkv_rows(t.q_home, t.kv_home), _qkv_rows(t.q_tile, t.kv_tile)
-        self.qkv_in = Move(_tensor(t.home_pack, device), qkv_home, qkv_tile)
-        self.o_out = Move(_tensor(t.unit_q_pack, device), t.q_tile, t.q_home)
-        self.grad_in = Move(_tensor(t.home_q_pack, device), t.q_home, t.q_tile)
-        self.grads_out = Move(_tensor(t.unit_pack, device), qkv_tile, qkv_home)
+        qkv_own = t.q_own + 2 * t.kv_own
+        self.qkv_in = Move(t.home, qkv_home, qkv_tile, qkv_own)
+        self.o_out = Move((t.unit_q,), t.q_tile, t.q_home, t.q_own)
+        self.grad_in = Move((t.home_q,), t.q_home, t.q_tile, t.q_own)
+        self.grads_out = Move(t.unit, qkv_tile, qkv_home, qkv_own)
         self._comm = comm
         self._members = _members(layout, comm, transport)
         self._transport = transport
+        self._key = 0
         if comm is not None and transport == "group":
             comm.admit(layout.components)
-        self._key = 0
 
-    def start(self, move: Move, source_RD: Tensor) -> InFlight:
-        """Gather the rows of `source_RD`, post them, gather own rows."""
-        wire = source_RD.new_empty((move.num_recv + move.pack.numel() - move.num_send, source_RD.shape[1]))
-        send = source_RD.index_select(0, move.pack[: move.num_send])
-        pending = self._post(move, send, wire[: move.num_recv])
-        torch.index_select(source_RD, 0, move.pack[move.num_send :], out=wire[move.num_recv :])
-        return InFlight(wire, pending)
+    def start(self, move: Move, operands: Sequence[Tensor]) -> InFlight:
+        """Pack each operand's rows [R, D], post them, copy own rows."""
+        like = operands[0]
+        send_WD = like.new_empty((move.num_send, like.shape[-1]))
+        wire_WD = like.new_empty((move.num_recv + move.own_rows, like.shape[-1]))
+        away_WD, own_WD = wire_WD[: move.num_recv], wire_WD[move.num_recv :]
+        for copies, rows_RD in zip(move.copies, operands, strict=True):
+            write_wire(copies.away, rows_RD, send_WD)
+        pending = self._post(move, send_WD, away_WD)
+        for copies, rows_RD in zip(move.copies, operands, strict=True):
+            write_wire(copies.own, rows_RD, own_WD)
+        return InFlight(away_WD, own_WD, pending)
 
-    def finish(self, flight: InFlight) -> Tensor:
-        """The complete wire buffer."""
+    def finish(self, flight: InFlight) -> tuple[Tensor, Tensor]:
+        """Rows of peers, own rows; complete."""
         flight.pending.wait()
-        return flight.wire
+        return flight.away_WD, flight.own_WD
 
-    def _post(self, move: Move, send: Tensor, out: Tensor) -> Pending[Tensor]:
+    def _post(self, move: Move, send_WD: Tensor, out_WD: Tensor) -> Pending[Tensor]:
         key = self._key
         self._key += 1
         if len(self._members) < 2:
-            return Pending.ready(out)
+            return Pending.ready(out_WD)
         if self._comm is None:
             raise EngineError(
                 f"ranks {list(self._members)} share sequences in this round; the engine needs a communicator"
             )
         if self._transport == "p2p":
-            return self._comm.exchange(send, move.send_rows, move.recv_rows, key, out)
-        return self._comm.exchange_in_group(self._members, send, move.send_rows, move.recv_rows, key, out)
+            return self._comm.exchange(send_WD, move.send_rows, move.recv_rows, key, out_WD)
+        return self._comm.exchange_in_group(self._members, send_WD, move.send_rows, move.recv_rows, key, out_WD)
 
 
 def _members(layout: RankLayout, comm: Comm | None, transport: Transport) -> tuple[int, ...]:
@@ -109,7 +117,3 @@ def _members(layout: RankLayout, comm: Comm | None, transport: Transport) -> tup
 
 def _qkv_rows(q: Mapping[int, int], kv: Mapping[int, int]) -> dict[int, int]:
     return {p: q.get(p, 0) + 2 * kv.get(p, 0) for p in sorted(q.keys() | kv.keys())}
-
-
-def _tensor(index: Index, device: torch.device) -> Tensor:
-    return torch.from_numpy(index).to(device)

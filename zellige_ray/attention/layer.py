@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from zellige_ray.attention.copying import read_sums, read_wire
 from zellige_ray.attention.kernels import Kernel
 from zellige_ray.attention.segments import Segments
+from zellige_ray.attention.tables import Copies
 
 if TYPE_CHECKING:
     from zellige_ray.attention.engine import AttentionEngine
@@ -39,7 +41,7 @@ def _forward(
     o_TNH = torch.empty_like(q_TNH)
     lse: list[Tensor] = []
     with clock.phase("exchange"):
-        flight = exchange.start(exchange.qkv_in, _cut_rows(engine, q_TNH, k_TNH, v_TNH))
+        flight = exchange.start(exchange.qkv_in, [_cut(engine, x) for x in (q_TNH, k_TNH, v_TNH)])
     with clock.phase("attention"):
         lse.append(
             kernel.forward(
@@ -47,19 +49,20 @@ def _forward(
             )
         )
     with clock.phase("exchange"):
-        q_R1H, k_R1H, v_R1H = _units(engine, exchange.finish(flight))
+        q_R1H, k_R1H, v_R1H = _units(engine, exchange.finish(flight), q_TNH)
     o_R1H = torch.empty_like(q_R1H)
     with clock.phase("attention"):
         lse_R1 = kernel.forward(q_R1H, k_R1H, v_R1H, engine.units, o_R1H, engine.deterministic)
     with clock.phase("exchange"):
-        flight = exchange.start(exchange.o_out, o_R1H.flatten(0, 1))
+        flight = exchange.start(exchange.o_out, [o_R1H.flatten(0, 1)])
     with clock.phase("attention"):
         rows = slice(first, whole)
         lse.append(
             kernel.forward(q_TNH[rows], k_TNH[rows], v_TNH[rows], engine.second, o_TNH[rows], engine.deterministic)
         )
     with clock.phase("exchange"):
-        _gather(exchange.finish(flight), engine.home_q_unpack, _cut(engine, o_TNH))
+        away_WH, own_WH = exchange.finish(flight)
+        _read(layout.tables.home_q, away_WH, own_WH, _cut(engine, o_TNH))
     return o_TNH, *lse, q_R1H, k_R1H, v_R1H, o_R1H, lse_R1
 
 
@@ -104,25 +107,24 @@ class AttendLayer(torch.autograd.Function):
                 )
 
         with clock.phase("exchange"):
-            flight = exchange.start(exchange.grad_in, _cut(engine, grad_TNH))
+            flight = exchange.start(exchange.grad_in, [_cut(engine, grad_TNH)])
         fillers(second, lse_second, engine.second)
         with clock.phase("exchange"):
             grad_R1H = torch.empty_like(o_R1H)
-            _gather(exchange.finish(flight), engine.unit_q_unpack, grad_R1H.flatten(0, 1))
+            away_WH, own_WH = exchange.finish(flight)
+            _read(layout.tables.unit_q, away_WH, own_WH, grad_R1H.flatten(0, 1))
         with clock.phase("attention"):
-            sizes = [q_R1H.shape[0], k_R1H.shape[0], v_R1H.shape[0]]
-            unit_grads_RH = q_R1H.new_empty(sum(sizes), q_R1H.shape[-1])
-            dq, dk, dv = torch.split(unit_grads_RH.unsqueeze(1), sizes)
-            kernel.backward(
-                grad_R1H, q_R1H, k_R1H, v_R1H, o_R1H, lse_R1, engine.units, (dq, dk, dv), engine.deterministic
-            )
+            outs = (torch.empty_like(q_R1H), torch.empty_like(k_R1H), torch.empty_like(v_R1H))
+            kernel.backward(grad_R1H, q_R1H, k_R1H, v_R1H, o_R1H, lse_R1, engine.units, outs, engine.deterministic)
         with clock.phase("exchange"):
-            flight = exchange.start(exchange.grads_out, unit_grads_RH)
+            flight = exchange.start(exchange.grads_out, [x.flatten(0, 1) for x in outs])
         fillers(first, lse_first, engine.first)
         with clock.phase("exchange"):
-            home_RH = _summed(engine, exchange.finish(flight))
-            for grad, rows_RH in zip(grads, home_RH.chunk(3) if home_RH.shape[0] else (home_RH,) * 3, strict=True):
-                _cut(engine, grad).copy_(rows_RH)
+            away_WH, own_WH = exchange.finish(flight)
+            dq, dk, dv = (_cut(engine, x) for x in grads)
+            _read(layout.tables.home[0], away_WH, own_WH, dq)
+            for sums, rows_RH in zip(layout.tables.sums, (dk, dv), strict=True):
+                read_sums(sums, away_WH, own_WH, rows_RH)
         return *grads, None, None, None
 
 
@@ -161,31 +163,16 @@ def _cut(engine: AttentionEngine, x_TNH: Tensor) -> Tensor:
     return x_TNH[layout.num_whole : layout.num_whole + layout.num_exchanged].view(-1, x_TNH.shape[-1])
 
 
-def _cut_rows(engine: AttentionEngine, *operands: Tensor) -> Tensor:
-    return torch.cat([_cut(engine, x) for x in operands])
-
-
-def _units(engine: AttentionEngine, wire_RH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _units(engine: AttentionEngine, wire: tuple[Tensor, Tensor], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v of this rank's units, one head each."""
-    q_rows, kv_rows = engine.layout.tables.unit_q_rows, engine.layout.tables.unit_kv_rows
-    q, k, v = (
-        wire_RH.index_select(0, index).unsqueeze(1)
-        for index in torch.split(engine.unit_unpack, [q_rows, kv_rows, kv_rows])
-    )
+    tables = engine.layout.tables
+    H = like.shape[-1]
+    q, k, v = (like.new_empty(n, 1, H) for n in (tables.unit_q_rows, tables.unit_kv_rows, tables.unit_kv_rows))
+    for copies, out_R1H in zip(tables.unit, (q, k, v), strict=True):
+        _read(copies, *wire, out_R1H.flatten(0, 1))
     return q, k, v
 
 
-def _gather(wire_RH: Tensor, index: Tensor, out_RH: Tensor) -> None:
-    torch.index_select(wire_RH, 0, index, out=out_RH)
-
-
-def _summed(engine: AttentionEngine, wire_RH: Tensor) -> Tensor:
-    """Home rows (dq | dk | dv): the first copy, plus further ones in ascending tile rank, in float32 or wider."""
-    rows_RH = wire_RH.index_select(0, engine.home_unpack)
-    if engine.sums:
-        wide = torch.float64 if wire_RH.dtype == torch.float64 else torch.float32
-        total_RH = rows_RH.index_select(0, engine.sum_rows).to(wide)
-        for slots, places in engine.sums:  # a row is named once per copy: an indexed copy, never a scatter-add
-            total_RH.index_copy_(0, slots, total_RH.index_select(0, slots) + wire_RH.index_select(0, places).to(wide))
-        rows_RH.index_copy_(0, engine.sum_rows, total_RH.to(rows_RH.dtype))
-    return rows_RH
+def _read(copies: Copies, away_WH: Tensor, own_WH: Tensor, out_RH: Tensor) -> None:
+    read_wire(copies.away, away_WH, out_RH)
+    read_wire(copies.own, own_WH, out_RH)

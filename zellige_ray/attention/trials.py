@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -51,13 +51,12 @@ def coalesced_over_separate(tokens: int = 192, repeats: int = 15) -> float:
     """
     whole = even_round(GROUPS, tokens)
     singles = [even_round((group,), tokens) for group in GROUPS]
-    device = torch.device("cpu")
 
     def body(rank: int, comm: Comm) -> list[float]:
-        together = [Exchange(compile_layout(whole, rank, HEADS), comm, "p2p", device)]
+        together = [Exchange(compile_layout(whole, rank, HEADS), comm, "p2p")]
         rows = [tokens // len(group) if rank in group else 0 for group in GROUPS]
         apart = [
-            Exchange(compile_layout(one, rank, HEADS), comm, "group", device)
+            Exchange(compile_layout(one, rank, HEADS), comm, "group")
             for one, group in zip(singles, GROUPS, strict=True)
             if rank in group
         ]
@@ -65,8 +64,10 @@ def coalesced_over_separate(tokens: int = 192, repeats: int = 15) -> float:
 
         def layer(exchanges: list[Exchange], lengths: list[int]) -> None:
             for exchange, n in zip(exchanges, lengths, strict=True):
-                wire = exchange.finish(exchange.start(exchange.qkv_in, torch.ones(3 * n * HEADS, DIM)))
-                exchange.finish(exchange.start(exchange.o_out, wire))
+                operand = torch.ones(n * HEADS, DIM)
+                exchange.finish(exchange.start(exchange.qkv_in, [operand, operand, operand]))
+                rows = sum(copy.heads * copy.tokens for part in exchange.o_out.copies[0] for copy in part)
+                exchange.finish(exchange.start(exchange.o_out, [torch.ones(rows, DIM)]))
 
         ratios: list[float] = []
         for repeat in range(repeats + 2):
@@ -93,9 +94,7 @@ def overlapped_over_not(
     Two ranks share a sequence, each also has two fillers. bytes_per_s: rate of an emulated link; None: loopback as it
     is.
     """
-    round_ = even_round(
-        ((0, 1),), tokens, ((0, filler_tokens), (1, filler_tokens), (0, filler_tokens), (1, filler_tokens))
-    )
+    round_ = even_round(((0, 1),), tokens, tuple((rank, filler_tokens) for rank in (0, 0, 1, 1)))
 
     def body(rank: int, comm: Comm) -> list[float]:
         if bytes_per_s is not None:
@@ -150,8 +149,8 @@ def exchange_overhead(tokens: int = 1024, repeats: int = 7) -> dict[str, float]:
 class _Impatient(Exchange):
     """Waits as soon as it has posted: nothing overlaps."""
 
-    def start(self, move: Move, source_RD: Tensor) -> InFlight:
-        flight = super().start(move, source_RD)
+    def start(self, move: Move, operands: Sequence[Tensor]) -> InFlight:
+        flight = super().start(move, operands)
         flight.pending.wait()
         return flight
 
