@@ -95,6 +95,7 @@ def test_killed_anywhere_it_goes_on_with_the_same_workers_and_every_sample_is_us
     report = verify(tmp_path / "ledger.jsonl", TRAIN.ids)
     assert report.ok
     assert (report.steps, report.steps_replayed) == (9, 0)
+    assert [e.step for e in of(StepEvent, run.events)] == list(range(1, 10))
     assert (summary["steps"], summary["samples_lost"], summary["samples_doubled"]) == (9, 0, 0)
     started = place[1] != "store"  # before the first epoch there are no workers to keep
     if started:

@@ -27,6 +27,7 @@ from zellige_ray.actors.saver import Saver
 from zellige_ray.actors.speeds import Speeds
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
+from zellige_ray.data.record import Record
 from zellige_ray.data.sampler import SamplerState
 from zellige_ray.errors import CheckpointError, DataError, PoolError, ZelligeError
 from zellige_ray.models.specs import get_spec
@@ -135,11 +136,15 @@ class Driver:
         self._rule.rewind(again.decided)
         self._journal.restarted(memory.silent_s)
         hardware = read_hardware(self._folder)
-        if again.commit is not None and hardware is not None:
-            members = tuple(adopted.standings[w].member for w in memory.members)
+        standings = [adopted.standings[w] for w in memory.members if w in adopted.standings]
+        votes = [s.vote for s in standings if s.vote is not None]
+        if hardware is not None and memory.members and len(votes) == len(memory.members):
             self._make_planner(hardware)
-            votes = [adopted.standings[w].vote for w in memory.members]
-            self._commit_again(Epoch(memory.epoch, members), [v for v in votes if v is not None])
+            epoch = Epoch(memory.epoch, tuple(s.member for s in standings))
+            if again.commit is not None:
+                self._commit_again(epoch, votes)
+            elif last is not None and last.step == votes[0].step not in memory.steps:
+                self._say_again(epoch, votes, last)
         holders, behind = ([adopted.standings[w].member for w in ws] for ws in (again.holders, again.behind))
         if holders:
             self._crew.take_over(holders, behind)
@@ -157,6 +162,13 @@ class Driver:
         for worker, vote in zip(epoch.workers, votes, strict=True):
             self._rule.vote(worker, epoch.number, vote)
         self._commit(epoch, planned, votes, samples, after, votes[0].seconds)
+
+    def _say_again(self, epoch: Epoch, votes: list[Vote], last: Record) -> None:
+        """The last step was in the ledger, and its driver died before anybody heard of it."""
+        by_id = {s.id: s for s in self._train.samples}
+        samples = [by_id[i] for i in last.sample_ids]
+        planned = self._planner.plan(samples, epoch)
+        self._journal.stepped(last.step, last.pass_, epoch, planned, votes, samples, last.seconds)
 
     def _make_planner(self, known: HardwareProfile | None) -> None:
         """known: rates that an earlier driver measured."""

@@ -12,7 +12,7 @@ import yaml
 
 from zellige_ray.actors.messages import Epoch
 from zellige_ray.monitor import run_folder
-from zellige_ray.monitor.events import Event
+from zellige_ray.monitor.events import Event, StepEvent
 from zellige_ray.monitor.metrics import read_events
 from zellige_ray.placement import HardwareProfile, load_hardware
 
@@ -28,6 +28,11 @@ class Memory:
     epoch: int
     history: tuple[Event, ...]
     silent_s: float
+
+    @property
+    def steps(self) -> set[int]:
+        """Steps that somebody heard of."""
+        return {e.step for e in self.history if isinstance(e, StepEvent)}
 
 
 def write_members(folder: Path, token: str, epoch: Epoch) -> None:

@@ -15,6 +15,7 @@ from zellige_ray.errors import ConfigError
 benches: dict[str, str] = {
     "engine": "zellige_ray.commands.bench_engine",
     "planner": "zellige_ray.commands.bench_planner",
+    "recovery": "zellige_ray.commands.bench_recovery",
 }
 
 
