@@ -44,7 +44,7 @@ def test_commands_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_files_exist(path: Path) -> None:
-    made_by_a_run = ("runs/", "data/my_cache", "data/_fetchers.py")
+    made_by_a_run = ("runs/", "data/my_cache", "data/cache", "data/_fetchers.py")
     for code in code_of(path):
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", code) and ("/" in code or code.endswith((".py", ".toml", ".md"))):
             if code.startswith(made_by_a_run) or re.fullmatch(r"zellige\.\w+/\d+", code):  # a format, not a file

@@ -33,6 +33,7 @@ verbs: dict[str, Verb] = {
     "bench": Verb("zellige_ray.commands.bench", "run a benchmark and print its figures"),
     "encode": Verb("zellige_ray.commands.encode", "turn media and captions into a cache of latents"),
     "data": Verb("zellige_ray.commands.data", "fetch the mini data set, or describe a data set"),
+    "config": Verb("zellige_ray.commands.config", "check a configuration, and show every key with its value"),
     "ledger": Verb("zellige_ray.commands.ledger", "verify that a run used every sample exactly once per pass"),
     "report": Verb("zellige_ray.commands.report", "write the report of a run folder again"),
 }

@@ -103,9 +103,9 @@ class BatchConfig(Section):
 class ModelConfig(Section):
     """The Diffusion Transformer; sizes are those of the named architecture."""
 
-    name: str = Field("wan", description="`wan` (diffusers WanTransformer3DModel) or `dit` (the reference DiT).")
-    layers: PositiveInt = 4
-    heads: PositiveInt = 4
+    name: str = Field("wan", description="A key of `zellige_ray.models.specs.specs`, such as `wan`, `flux` or `dit`.")
+    layers: PositiveInt = Field(4, description="Transformer blocks.")
+    heads: PositiveInt = Field(4, description="Attention heads; the model's width is heads x head_dim.")
     head_dim: int = Field(32, ge=12, multiple_of=2, description="Even, at least 12: it holds 3-D rotary positions.")
     mlp_ratio: PositiveFloat = Field(4.0, description="Hidden width of the MLP over the model width.")
     checkpointing: Literal["none", "full"] = Field("none", description="Activation checkpointing, per block.")
@@ -117,10 +117,10 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerConfig(Section):
     """AdamW, warm-up, clipping, EMA."""
 
-    lr: PositiveFloat = 1e-3
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False)
-    weight_decay: float = Field(0.01, ge=0)
-    warmup_steps: int = Field(5, ge=0, description="Linear warm-up.")
+    lr: PositiveFloat = Field(1e-3, description="Learning rate after the warm-up.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False, description="AdamW's decay of both moments.")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW's decoupled weight decay.")
+    warmup_steps: int = Field(5, ge=0, description="Steps of linear warm-up.")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="After the warm-up; `cosine` falls to a tenth at the last step."
     )
@@ -140,12 +140,14 @@ class LossConfig(Section):
 class EngineConfig(Section):
     """How attention is computed and how ranks exchange its operands."""
 
-    kernel: Literal["auto", "sdpa", "varlen", "flash"] = "auto"
+    kernel: Literal["auto", "sdpa", "varlen", "flash"] = Field(
+        "auto", description="A key of `zellige_ray.attention.kernels.kernels`, or `auto`, which says what it took."
+    )
     transport: Literal["auto", "p2p", "group", "world"] = Field(
         "auto",
         description="`p2p`: between neighbours. `group`: all-to-all in each component. `world`: all-to-all of all.",
     )
-    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="What the model computes in.")
     deterministic: bool = Field(True, description="Only kernels whose result does not depend on timing.")
 
     @model_validator(mode="after")
@@ -166,7 +168,7 @@ class WorkersConfig(Section):
     start_timeout_s: PositiveFloat = Field(180.0, description="All workers must answer within it.")
     wait_timeout_s: PositiveFloat = Field(300.0, description="How long a run waits for workers.min.")
     step_timeout_s: PositiveFloat = Field(600.0, description="A step that takes longer is broken.")
-    ping_interval_s: PositiveFloat = 0.5
+    ping_interval_s: PositiveFloat = Field(0.5, description="The driver asks every worker this often.")
     ping_timeout_s: PositiveFloat = Field(2.0, description="A worker silent for longer is removed.")
     comm_timeout_s: PositiveFloat = Field(60.0, description="Time-out of one collective in the transport library.")
     lease_s: PositiveFloat = Field(30.0, description="Workers without word from a driver for longer end themselves.")
@@ -196,22 +198,39 @@ class PlacementConfig(Section):
 
 
 class CheckpointConfig(Section):
+    """When the state is saved, and how much of it stays."""
+
     every: PositiveInt = Field(50, description="Steps between checkpoints.")
     keep: PositiveInt = Field(2, description="Newest complete checkpoints that stay.")
 
 
 class PreviewConfig(Section):
+    """Pictures and clips drawn from the model while it trains."""
+
     every: PositiveInt | None = Field(25, description="Steps between previews; null: none.")
-    count: PositiveInt = 2
+    count: PositiveInt = Field(2, description="Samples drawn each time.")
     steps: PositiveInt = Field(12, description="Sampling steps of one preview.")
+
+
+class PageConfig(Section):
+    """The live page that the driver serves."""
+
+    enabled: bool = True
+    host: str = Field(
+        "127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 is every one of the machine."
+    )
+    port: int = Field(8270, ge=0, le=65535, description="The next free one when it is taken; 0: any free one.")
+
+
+SinkName = Literal["ray", "tensorboard", "wandb", "mlflow"]
 
 
 class RunConfig(Section):
     """Everything that defines a run. Saved, resolved, in the run folder."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="Run folders are named by it and the time.")
     folder: str = Field("runs", description="Run folders are made in it; `latest` in it points to the newest.")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="Of the weights, the order of samples, noise and timesteps.")
     steps: PositiveInt = Field(100, description="Committed optimizer steps, those before a resume included.")
     evaluate_every: PositiveInt = Field(25, description="Steps between measurements of the held-out loss.")
     compare_batches: int = Field(
@@ -228,6 +247,15 @@ class RunConfig(Section):
     placement: PlacementConfig = PlacementConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     preview: PreviewConfig = PreviewConfig()
+    page: PageConfig = PageConfig()
+    sinks: tuple[SinkName, ...] = Field(
+        ("ray",),
+        strict=False,
+        description="Where metrics go beside metrics.jsonl: `ray` (Prometheus), `tensorboard`, `wandb`, `mlflow`.",
+    )
+    peak_flops: PositiveFloat | None = Field(
+        None, description="FLOP/s of one rank that HFU is measured against; null: the measured linear rate."
+    )
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
