@@ -215,7 +215,7 @@ class PreviewConfig(Section):
 class PageConfig(Section):
     """The live page that the driver serves."""
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="Serve it; its address is said when the run begins.")
     host: str = Field(
         "127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 is every one of the machine."
     )

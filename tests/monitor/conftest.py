@@ -24,6 +24,7 @@ from zellige_ray.monitor.events import (
     PhaseEvent,
     PreviewEvent,
     RankTimes,
+    RatesEvent,
     StepEvent,
 )
 from zellige_ray.monitor.history import History
@@ -48,12 +49,14 @@ def step_event(number: int, ranks: int = 4, seconds: float = 0.5, tokens: int = 
         step=number, pass_=0, epoch=int(number >= BROKEN), world_size=ranks, loss=1.5 * 0.9**number, grad_norm=1.0,
         lr=1e-3, images=5, videos=3, samples=8, tokens=tokens, tokens_left=tokens * (steps - number), seconds=seconds,
         plan_s=0.003, predicted_s=0.42, lower_bound_s=0.4, plan_hash="ab" * 32, planned=planned, measured=measured,
+        flops=3e8 * ranks,
     )  # fmt: skip
 
 
 @pytest.fixture
 def events() -> list[Event]:
     out: list[Event] = [PhaseEvent("encode", 0, 4), PhaseEvent("encode", 4, 4), NoteEvent("info", "kernel: sdpa [cpu]")]
+    out.append(RatesEvent(2e9, 1e9, 2e9, "measured", 2 << 30))
     for number in range(1, STEPS + 1):
         if number == BROKEN:
             out.append(MembershipEvent(number, 1, "left", "w3", "SIGKILL <b>", 0.31, 8))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Literal
 
+import numpy as np
 import pytest
 
-from zellige_ray.monitor.events import ComparisonEvent, StepEvent
+from zellige_ray.monitor.events import ComparisonEvent, RatesEvent, StepEvent
+from zellige_ray.monitor.figures import plan_flops
 from zellige_ray.monitor.history import WINDOW, History
+from zellige_ray.placement import Cluster, CostModel, Sequence, load_hardware, load_model, make_plan
 
 
 def test_rates_are_over_the_recent_steps_of_this_epoch(history: History) -> None:
@@ -64,3 +69,35 @@ def test_a_run_without_steps_has_no_invented_figures() -> None:
     }  # fmt: skip
     assert history.idle_share() == history.tokens_per_s() == 0.0
     assert history.planned() == history.measured() == ()
+
+
+def test_hfu_is_flops_over_seconds_ranks_and_peak(history: History) -> None:
+    assert history.hfu() == pytest.approx(3e8 / (0.5 * 2e9))
+    figures = history.figures()
+    assert figures["hfu"] == pytest.approx(0.3)
+    assert (figures["hfu_peak_flops"], figures["hfu_peak"]) == (2e9, "measured")
+
+
+def test_hfu_is_absent_where_nobody_counted_flops(make_step: Callable[..., StepEvent]) -> None:
+    history = History(rates=RatesEvent(2e9, 1e9, 2e9, "setting", 1 << 30))
+    history.see(dataclasses.replace(make_step(1), flops=0.0))
+    assert history.hfu() is None and "hfu" not in history.figures()
+
+
+@pytest.mark.parametrize("name", ["dit-xl", "wan-1.3b"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_flops_of_a_plan_are_those_of_the_cost_model(name: str, checkpointing: Literal["none", "full"]) -> None:
+    """At one FLOP/s, the cost model's seconds are FLOPs."""
+    hardware = dataclasses.replace(load_hardware("cpu"), linear_flops=1.0, attention_flops=1.0, attention_curve=())
+    model = dataclasses.replace(load_model(name), checkpointing=checkpointing)
+    cost = CostModel(hardware, model)
+    batch = [Sequence("clip", 5000, 40), Sequence("picture", 900, 12)]
+    plan = make_plan(batch, Cluster.uniform(1, 2, 64 << 30), cost)
+    text = np.array([s.text_tokens for s in batch])
+    tokens = np.array([s.tokens for s in batch]) + (text if model.text == "joint" else 0)
+    seconds = model.layers * float((cost.linear_s(tokens, text) + cost.attention_s(tokens)).sum())
+    assert plan_flops(plan, model) == pytest.approx(seconds, rel=1e-9)
+
+
+def test_prediction_error_is_measured_over_predicted(history: History) -> None:
+    assert history.prediction_error() == pytest.approx(0.5 / 0.42 - 1)

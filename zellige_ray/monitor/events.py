@@ -37,12 +37,28 @@ class PhaseEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class RatesEvent:
+    """What one rank can do. Units: FLOP/s, bytes.
+
+    peak_flops: what HFU is measured against. peak: is that a setting, or the linear rate that the profile measured.
+    memory_bytes: what the fullest rank may hold.
+    """
+
+    linear_flops: float
+    attention_flops: float
+    peak_flops: float
+    peak: Literal["setting", "measured"]
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepEvent:
     """One committed step.
 
     tokens, samples, images, videos: of this global batch. tokens_left: visual tokens until the last step, estimated.
     seconds: from dispatch to commit. plan_s: time of planning. predicted_s, lower_bound_s: the plan's verdict.
     started: when its workers began, Unix seconds; of the last attempt, where one was broken.
+    flops: floating-point operations of all ranks, recomputation included; 0 where nobody counted them.
     """
 
     step: int
@@ -65,6 +81,7 @@ class StepEvent:
     planned: tuple[RankLoad, ...]
     measured: tuple[RankTimes, ...]
     started: float = 0.0
+    flops: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +143,7 @@ class ComparisonEvent:
 
 Event = (
     PhaseEvent
+    | RatesEvent
     | StepEvent
     | HeldOutEvent
     | PreviewEvent
@@ -137,6 +155,7 @@ Event = (
 
 kinds: dict[str, type[Event]] = {
     "phase": PhaseEvent,
+    "rates": RatesEvent,
     "step": StepEvent,
     "held_out": HeldOutEvent,
     "preview": PreviewEvent,

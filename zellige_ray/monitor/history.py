@@ -16,8 +16,10 @@ from zellige_ray.monitor.events import (
     NoteEvent,
     PhaseEvent,
     PreviewEvent,
+    RatesEvent,
     StepEvent,
 )
+from zellige_ray.monitor.figures import hfu, prediction_errors
 
 WINDOW = 20  # steps behind a figure that says how things go now
 
@@ -51,11 +53,14 @@ class History:
     memberships: list[MembershipEvent] = field(default_factory=list)
     notes: list[NoteEvent] = field(default_factory=list)
     comparison: ComparisonEvent | None = None
+    rates: RatesEvent | None = None
 
     def see(self, event: Event) -> None:
         match event:
             case PhaseEvent():
                 self.phases[event.name] = event
+            case RatesEvent():
+                self.rates = event
             case StepEvent():
                 self.steps.append(event)
             case HeldOutEvent():
@@ -87,6 +92,14 @@ class History:
         ranks = [m for s in self.recent() for m in s.measured]
         total_s = sum(m.linear_s + m.attention_s + m.exchange_s + m.idle_s for m in ranks)
         return sum(m.idle_s for m in ranks) / total_s if total_s > 0 else 0.0
+
+    def hfu(self) -> float | None:
+        """Hardware FLOP utilization of the recent steps, see `figures.hfu`; None where FLOPs or peak are unknown."""
+        return None if self.rates is None else hfu(self.recent(), self.rates.peak_flops)
+
+    def prediction_error(self) -> float:
+        """Median over the recent steps of measured over predicted time, minus one."""
+        return statistics.median(prediction_errors(self.recent()) or [0.0])
 
     def planned(self) -> tuple[Load, ...]:
         """Mean planned load of every rank over the recent steps."""
@@ -130,6 +143,9 @@ class History:
             out["gap_to_bound_measured"] = statistics.median(s.seconds / s.lower_bound_s - 1 for s in bounded)
         if self.steps:
             out |= {"tokens_per_s": self.tokens_per_s(), "idle_share": self.idle_share()}
+            share = None if self.rates is None else hfu(self.steps, self.rates.peak_flops)
+            if share is not None and self.rates is not None:
+                out |= {"hfu": share, "hfu_peak_flops": self.rates.peak_flops, "hfu_peak": self.rates.peak}
         return out | self._speedups()
 
     def _speedups(self) -> dict[str, float]:

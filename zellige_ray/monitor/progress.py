@@ -25,6 +25,7 @@ from zellige_ray.monitor.events import (
     NoteEvent,
     PhaseEvent,
     PreviewEvent,
+    RatesEvent,
     StepEvent,
 )
 from zellige_ray.monitor.history import WINDOW, History
@@ -84,6 +85,8 @@ class Progress:
     def _line(self, event: Event) -> str | None:
         """What an event leaves in the log, or above the live display; None for what only the display shows."""
         match event:
+            case RatesEvent():
+                return None
             case PhaseEvent(name, done, total):
                 due = self._due(name, first=done == 0, last=done == total)
                 return f"{name} {done}/{total}" if due and not self._live else None
@@ -124,6 +127,7 @@ class Progress:
             ("tokens/s", f"{history.tokens_per_s():,.0f}"),
             ("samples/s", f"{history.samples_per_s():.1f}"),
             ("idle", f"{history.idle_share():.0%}"),
+            *([("hfu", f"{share:.0%}")] if (share := history.hfu()) is not None else []),
             ("workers", str(step.world_size)),
             ("epoch", str(step.epoch)),
             ("pass", str(step.pass_)),

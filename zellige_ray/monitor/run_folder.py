@@ -8,6 +8,7 @@ METRICS = "metrics.jsonl"  # one line per event, with its time
 HARDWARE = "hardware.yaml"  # the rates that plans were made with, as `zellige plan --hardware` reads them
 MODEL = "model.yaml"  # the model as the planner sees it, as `zellige plan --model` reads it
 MEMBERS = "members.json"  # who is alive now: epoch, workers, nodes, process ids
+PAGE = "page.json"  # where the live page of the running driver is
 PLANS = "plans"  # step-000012.json: the plans of the last 50 steps
 CHECKPOINTS = "checkpoints"
 PREVIEWS = "previews"
