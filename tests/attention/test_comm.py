@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 import threading
 import time
 
@@ -237,3 +239,14 @@ def test_random_rounds_back_to_back_reuse_keys_safely():
         return True
 
     assert run_ranks(4, body, timeout_s=10) == [True] * 4
+
+
+def test_a_process_that_closed_its_communicators_exits_cleanly():
+    """A group that is being released when the interpreter ends must not abort it."""
+    code = (
+        "import torch; from zellige_ray.attention.rehearsal import run_ranks;"
+        "print(run_ranks(3, lambda r, c: c.all_reduce(torch.ones(1)).wait().item()))"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout.strip()) == (0, "[3.0, 3.0, 3.0]"), done.stderr

@@ -8,8 +8,8 @@ Why this can't deadlock: exchanges are point-to-point between real neighbours, e
 receive is posted before anything is waited for. So a rank's messages leave whatever its peers do, and a wait depends
 only on the posting of the same operation by that neighbour; ranks that share no sequence never wait for each other.
 
-After a failure or a time-out a process group is unusable even between the living. It is then closed: `close` hands it
-to a background thread, because its destructor blocks for up to the time-out (measured: 7-11 s).
+After a failure or a time-out a process group is unusable even between the living: it is closed, and `graveyard`
+releases it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from zellige_ray.attention.graveyard import release
 from zellige_ray.attention.groups import GroupPool
 from zellige_ray.attention.pending import Pending, Waiter, Work, meet
 from zellige_ray.attention.transport import Group, backends
@@ -86,7 +87,7 @@ class Comm:
         stop = threading.Event()
         meet(prefixed, range(size), rank, f"epoch {epoch}", timeout_s, cancelled)
         group = backends[backend](PrefixStore("world", prefixed), rank, size, timeout_s)
-        pool = GroupPool(prefixed, rank, backend, timeout_s, max_groups, stop.is_set, lambda gone: _release(gone, []))
+        pool = GroupPool(prefixed, rank, backend, timeout_s, max_groups, stop.is_set, lambda gone: release(gone, []))
         return cls(group, pool, epoch, rank, size, timeout_s, stop)
 
     def exchange(
@@ -187,7 +188,9 @@ class Comm:
             return
         self._exchanges.stop()
         self._collectives.stop()
-        _release([group, *self._pool.drain()], [self._exchanges, self._collectives])
+        groups = [group, *self._pool.drain()]
+        del group
+        release(groups, [self._exchanges, self._collectives])
 
     def _count(self, send: Tensor) -> None:
         self.num_exchanges += 1
@@ -227,16 +230,3 @@ class Comm:
         else:
             waiter.watch(pending, works, keep)
         return pending
-
-
-def _release(groups: list[Group], waiters: list[Waiter]) -> None:
-    """Let go of groups in a background thread, once nothing of them is in flight: their destructors block."""
-    threading.Thread(target=_bury, args=(groups, waiters), name="zellige-graveyard", daemon=True).start()
-
-
-def _bury(groups: list[Group], waiters: list[Waiter]) -> None:
-    for group in groups:
-        group.abort()
-    for waiter in waiters:
-        waiter.join()
-    groups.clear()

@@ -23,7 +23,7 @@ Enter = Callable[[], AbstractContextManager[None]]
 
 
 def install(block: nn.Module, remember: Callable[[], Enter]) -> None:
-    """Give one block a checkpointed `forward`. remember: called at the first run; its result is entered per run."""
+    """Give one block a checkpointed `forward`. remember: called at the first run; every run enters its result."""
     original = block.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
