@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zellige_ray.api import train
+    from zellige_ray.api import plan, simulate, train
     from zellige_ray.config import RunConfig, load_config, parse_config
     from zellige_ray.errors import ZelligeError
     from zellige_ray.placement import (
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
         plan_from_json,
         plan_to_json,
     )
+    from zellige_ray.placement.stream import PolicyFigures
 
 __version__ = "0.1.0"
 
 _face = {
+    "plan": "zellige_ray.api",
+    "simulate": "zellige_ray.api",
     "train": "zellige_ray.api",
     "RunConfig": "zellige_ray.config",
     "load_config": "zellige_ray.config",
@@ -39,6 +42,7 @@ _face = {
     "HardwareProfile": "zellige_ray.placement",
     "ModelPreset": "zellige_ray.placement",
     "Plan": "zellige_ray.placement",
+    "PolicyFigures": "zellige_ray.placement.stream",
     "Sequence": "zellige_ray.placement",
     "load_hardware": "zellige_ray.placement",
     "load_model": "zellige_ray.placement",
@@ -53,6 +57,7 @@ __all__ = [
     "HardwareProfile",
     "ModelPreset",
     "Plan",
+    "PolicyFigures",
     "RunConfig",
     "Sequence",
     "ZelligeError",
@@ -62,8 +67,10 @@ __all__ = [
     "load_model",
     "make_plan",
     "parse_config",
+    "plan",
     "plan_from_json",
     "plan_to_json",
+    "simulate",
     "train",
 ]
 

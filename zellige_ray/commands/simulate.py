@@ -9,19 +9,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from zellige_ray.api import POLICIES
 from zellige_ray.errors import PlanError
 from zellige_ray.placement.stream import PolicyFigures
-
-POLICIES = "zellige,even,bags:best-static,pow2,cp,dp"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", required=True, nargs="+", metavar="NAME|FILE", help="a workload, or batch files")
     parser.add_argument("--hardware", required=True, metavar="H", help="preset name or YAML file")
     parser.add_argument("--model", required=True, metavar="M", help="preset name or YAML file")
-    parser.add_argument("--policies", default=POLICIES, metavar="a,b,c", help=f"default: {POLICIES}")
+    default = ",".join(POLICIES)
+    parser.add_argument("--policies", default=default, metavar="a,b,c", help=f"default: {default}")
     parser.add_argument(
         "--baseline", metavar="POLICY", help="ratios are to it (default: bags:best-static, else the last)"
     )
@@ -34,27 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from zellige_ray.placement import CostModel, load_hardware, load_model
-    from zellige_ray.placement.batch import read_batch
-    from zellige_ray.placement.stream import BEST_STATIC, compare
-    from zellige_ray.placement.workloads import draw_batch
+    from zellige_ray.api import simulate
+    from zellige_ray.placement import load_hardware, load_model
+    from zellige_ray.placement.stream import BEST_STATIC
 
     if args.batches < 1:
         raise PlanError(f"--batches is {args.batches}, it must be at least 1")
+    if args.seed < 0:
+        raise PlanError(f"--seed is {args.seed}, it must be at least 0")
     hardware, model = load_hardware(args.hardware), load_model(args.model)
-    cluster, cost = hardware.cluster(), CostModel(hardware, model)
-    if len(args.workload) == 1 and not Path(args.workload[0]).is_file():
-        seeds = range(args.seed, args.seed + args.batches)
-        batches = [draw_batch(args.workload[0], cluster.world_size, seed) for seed in seeds]
-    else:
-        batches = [read_batch(path) for path in args.workload]
+    named = len(args.workload) == 1 and not Path(args.workload[0]).is_file()
+    workload = args.workload[0] if named else args.workload
     policies = [name for name in args.policies.split(",") if name]
     if not policies:
         raise PlanError("--policies is empty, name at least one")
     baseline = args.baseline or (BEST_STATIC if BEST_STATIC in policies else policies[-1])
     if baseline not in policies:
         raise PlanError(f"--baseline {baseline} is not among --policies {args.policies}")
-    rows = compare(batches, cluster, cost, policies)
+    rows = list(simulate(workload, hardware, model, policies, args.batches, args.seed))
+    num_batches = args.batches if named else len(args.workload)
     base = next(row for row in rows if row.policy == baseline)
     if args.picture:
         from zellige_ray.monitor.mosaic import draw_comparison
@@ -62,10 +61,10 @@ def run(args: argparse.Namespace) -> int:
         draw_comparison(rows, f"{' '.join(args.workload)} on {hardware.name}, {model.name}", args.picture)
     if args.json:
         figures = [{**row.to_dict(), "ratio": _ratio(base, row)} for row in rows]
-        out = {"workload": args.workload, "hardware": hardware.name, "model": model.name, "batches": len(batches)}
+        out = {"workload": args.workload, "hardware": hardware.name, "model": model.name, "batches": num_batches}
         sys.stdout.write(json.dumps({**out, "baseline": baseline, "policies": figures}) + "\n")
     else:
-        title = f"{' '.join(args.workload)} on {hardware.name}, {model.name}, {len(batches)} batches"
+        title = f"{' '.join(args.workload)} on {hardware.name}, {model.name}, {num_batches} batches"
         sys.stdout.write(title + "\n" + table(rows, base) + "\n")
     return 0
 
@@ -75,7 +74,7 @@ def _ratio(base: PolicyFigures, row: PolicyFigures) -> float | None:
     return None if base.failed or row.failed else base.step_s / row.step_s
 
 
-def table(rows: list[PolicyFigures], base: PolicyFigures) -> str:
+def table(rows: Sequence[PolicyFigures], base: PolicyFigures) -> str:
     """One line per policy, as text."""
     columns = f"{'step':>9} {'gap':>8} {'idle':>6} {'exchange':>8} {'moved GB':>9} {'peak GiB':>8} {'rounds':>6}"
     head = f"{'policy':<28} {columns} {'plan ms (p50, p99)':>18}  vs {base.policy}"

@@ -96,8 +96,11 @@ class Prediction:
 
     @property
     def gap(self) -> float:
-        """step / lower bound - 1; 0 is perfect balance without any communication."""
-        return self.step_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
+        """step / lower bound - 1; 0 is perfect balance without any communication.
+
+        Rounded to 12 places, because both are sums in different orders: a perfect plan has 0, not -2e-16.
+        """
+        return round(self.step_s / self.lower_bound_s - 1, 12) + 0.0 if self.lower_bound_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
