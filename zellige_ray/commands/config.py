@@ -82,6 +82,8 @@ def _kind(schema: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "const" in schema:
         return f"`{schema['const']}`"
+    if schema["type"] == "array" and "items" in schema:
+        return f"list of any of {_kind(schema['items'])}"
     if schema["type"] == "array":
         kinds = [_kind(one) for one in schema["prefixItems"]]
         return f"list of {len(kinds)}: {kinds[0]}"
