@@ -145,7 +145,9 @@ def test_sizes_that_do_not_fit_are_named():
         get_spec("wan").frame_rule(0)
     assert [get_spec("wan").frame_rule(n) for n in (1, 4, 5, 81, 83)] == [1, 1, 5, 81, 81]
     with pytest.raises(ModelError, match="head_dim"):
-        get_adapter("wan").build(ModelConfig(name="wan", head_dim=12).model_copy(update={"head_dim": 13}), 8, 0, torch.float32, "cpu")
+        get_adapter("wan").build(
+            ModelConfig(name="wan", head_dim=12).model_copy(update={"head_dim": 13}), 8, 0, torch.float32, "cpu"
+        )
 
 
 def test_same_seed_same_weights_on_every_rank_and_in_every_dtype():

@@ -23,12 +23,14 @@ class Run(NamedTuple):
 class Segments:
     """Attention of packed rows: segment i attends with its queries to its keys and to nothing else.
 
-    runs: in packed order, without gaps, without empty segments. num_q, num_k: rows in all.
+    runs: in packed order, without gaps, without empty segments. num_q, num_k: rows in all. bucketed: whether a kernel
+    that launches for its longest segment splits the call by length; only benchmarks say no.
     """
 
     runs: tuple[Run, ...]
     num_q: int
     num_k: int
+    bucketed: bool = True
 
     @property
     def lengths(self) -> tuple[tuple[int, int], ...]:

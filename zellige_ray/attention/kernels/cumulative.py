@@ -56,5 +56,7 @@ def calls(segments: Segments, device: torch.device) -> Iterator[Call]:
 
 
 def _alike(segments: Segments, start: int, stop: int) -> bool:
+    if not segments.bucketed:
+        return True
     keys = [run.keys for run in segments.runs[start : stop + 1]]
     return max(keys) <= BUCKET_FACTOR * min(keys)
