@@ -106,6 +106,7 @@ def test_a_worker_killed_by_pid_is_survived_and_replaced(ray_instance: Any, cach
     assert steps[-1].world_size == 3
 
 
+@pytest.mark.slow  # `test_churn` resumes with 1, 3 and 5 workers, as threads
 def test_resumed_with_another_number_of_workers_it_goes_on_from_the_newest_checkpoint(
     ray_instance: Any, cache: LatentCache, tmp_path: Path
 ) -> None:

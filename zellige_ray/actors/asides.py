@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from zellige_ray.actors.crew import CorruptSamples, Crew
+from zellige_ray.actors.dispatch import Dispatch
 from zellige_ray.actors.journal import Journal
-from zellige_ray.actors.messages import Reply
-from zellige_ray.actors.planning import Planned
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.sampler import Sampler
@@ -18,19 +17,6 @@ from zellige_ray.monitor.events import ComparisonEvent, HeldOutEvent, PreviewEve
 
 FIRST_HELD_OUT = 5  # the held-out loss is first measured after this step: before it, training has only found the scale
 RIVALS = ("dp", "cp")
-
-
-class Planning(Protocol):
-    """Whoever runs a method of all workers on a plan of samples."""
-
-    def on_plan(
-        self,
-        method: str,
-        samples: Sequence[SampleMeta],
-        pass_: int = 0,
-        policy: str | None = None,
-        steps: int = 0,
-    ) -> tuple[Planned, Mapping[str, Reply], tuple[SampleMeta, ...]]: ...
 
 
 class Asides:
@@ -43,13 +29,13 @@ class Asides:
         train: Index,
         held_out: Index,
         tokens: Callable[[SampleMeta], int],
-        planning: Planning,
+        dispatch: Dispatch,
         crew: Crew,
         journal: Journal,
     ) -> None:
         self._config, self._folder, self._train, self._tokens = config, folder, train, tokens
         self._held_out = held_out.samples
-        self._planning, self._crew, self._journal = planning, crew, journal
+        self._dispatch, self._crew, self._journal = dispatch, crew, journal
 
     def due(self, step: int) -> None:
         """Whatever is due behind a step."""
@@ -57,7 +43,7 @@ class Asides:
         due = step == min(FIRST_HELD_OUT, config.steps) or step % config.evaluate_every == 0
         if self._held_out and (due or last):
             try:
-                _, replies, self._held_out = self._planning.on_plan("held_out", self._held_out)
+                _, replies, self._held_out = self._dispatch.run("held_out", self._held_out)
                 self._journal.tell(HeldOutEvent(step, next(iter(replies.values())).value))
             except CorruptSamples:
                 self._held_out = ()
@@ -73,7 +59,7 @@ class Asides:
         for turn in range(config.compare_batches):
             samples, _ = next(aside)
             for policy in policies[turn % len(policies) :] + policies[: turn % len(policies)]:
-                planned, replies, samples = self._planning.on_plan("rehearse", samples, policy=policy)
+                planned, replies, samples = self._dispatch.run("rehearse", samples, policy=policy)
                 assert planned.plan.predicted is not None
                 measured = max(reply.value.seconds for reply in replies.values())
                 seconds[policy].append((measured, planned.plan.predicted.step_s))
@@ -84,7 +70,7 @@ class Asides:
     def _preview(self, step: int) -> None:
         shown = preview_samples(self._held_out or self._train.samples, self._config.preview.count)
         try:
-            _, replies, shown = self._planning.on_plan("denoise", shown, steps=self._config.preview.steps)
+            _, replies, shown = self._dispatch.run("denoise", shown, steps=self._config.preview.steps)
         except CorruptSamples:
             return
         parts = [part for reply in replies.values() for part in reply.value]

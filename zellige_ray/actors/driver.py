@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,16 @@ from zellige_ray.actors.asides import Asides
 from zellige_ray.actors.batches import Batches
 from zellige_ray.actors.commit import CommitRule, decide_again
 from zellige_ray.actors.crew import CorruptSamples, Crew
+from zellige_ray.actors.dispatch import Dispatch
 from zellige_ray.actors.journal import Journal
 from zellige_ray.actors.membership import StateLost
 from zellige_ray.actors.memory import Memory, read_hardware, write_hardware, write_members
-from zellige_ray.actors.messages import Decision, Epoch, Member, Order, Reply, Vote
-from zellige_ray.actors.planning import Planned, Planner, measured_hardware, relative_speeds
+from zellige_ray.actors.messages import Decision, Epoch, Member, Vote
+from zellige_ray.actors.planning import Planned, Planner
 from zellige_ray.actors.pool import Gathered, Pool
 from zellige_ray.actors.prepared import Start
+from zellige_ray.actors.rates import describe, find_rates
 from zellige_ray.actors.saver import Saver
-from zellige_ray.actors.speeds import Speeds
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.record import Record
@@ -32,7 +33,7 @@ from zellige_ray.data.sampler import SamplerState
 from zellige_ray.errors import CheckpointError, DataError, PoolError, ZelligeError
 from zellige_ray.models.specs import get_spec
 from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent
-from zellige_ray.placement import HardwareProfile, load_hardware
+from zellige_ray.placement import HardwareProfile
 from zellige_ray.training import checkpoint_files
 from zellige_ray.training.checkpoint_files import Position
 
@@ -72,10 +73,11 @@ class Driver:
         self._journal = Journal(folder, train, config, self.tokens, emit)
         self._crew = Crew(pool, config.workers, lambda: self._rule.decided, self._journal.noticed, self._formed)
         self._journal.follow(lambda: (self.step, self._position.pass_, self._crew.epoch))
+        self._dispatch = Dispatch(self._crew, self._batches, self._journal, self._rule)
         newest = checkpoint_files.newest(folder) if memory is not None else None
         saved = checkpoint_files.read_position(newest).step if newest is not None else start.step
         self._saver = Saver(folder, config.checkpoint.keep, saved, emit)
-        self._asides = Asides(config, folder, train, held_out, self.tokens, self, self._crew, self._journal)
+        self._asides = Asides(config, folder, train, held_out, self.tokens, self._dispatch, self._crew, self._journal)
         self._position = start.sampler
         self._skipped, self._rewinds = 0, dict[int, int]()
         self._stopping = threading.Event()
@@ -157,7 +159,7 @@ class Driver:
     def _commit_again(self, epoch: Epoch, votes: list[Vote]) -> None:
         """Every member of the last epoch had voted when its driver died: the step counts."""
         samples, after = self._batches.at(self._position)
-        planned = self._planner.plan(samples, epoch)
+        planned = self._dispatch.planner.plan(samples, epoch)
         self._rule.open(epoch.number, epoch.workers)
         for worker, vote in zip(epoch.workers, votes, strict=True):
             self._rule.vote(worker, epoch.number, vote)
@@ -167,32 +169,17 @@ class Driver:
         """The last step was in the ledger, and its driver died before anybody heard of it."""
         by_id = {s.id: s for s in self._train.samples}
         samples = [by_id[i] for i in last.sample_ids]
-        planned = self._planner.plan(samples, epoch)
+        planned = self._dispatch.planner.plan(samples, epoch)
         self._journal.stepped(last.step, last.pass_, epoch, planned, votes, samples, last.seconds)
 
     def _make_planner(self, known: HardwareProfile | None) -> None:
-        """known: rates that an earlier driver measured."""
-        config, named = self._config, self._config.placement.hardware
+        model = self._spec.preset(self._config.model, DTYPE_BYTES[self._config.engine.dtype])
         self._emit(PhaseEvent("profile", 0, 1))
-        first: Mapping[str, float] = {}
-        if named is not None:  # so that plans can be repeated
-            hardware = load_hardware(named)
-            first = dict(zip(self._crew.epoch.workers, hardware.speed or (), strict=False))
-        elif known is not None:
-            hardware = known
-        else:
-            replies = self._crew.all("measure", lambda epoch: {w: (epoch.number,) for w in epoch.workers})
-            measured = [replies[w].value for w in self._crew.epoch.workers]
-            hardware = measured_hardware(measured, self._crew.epoch)
-            first = dict(zip(self._crew.epoch.workers, relative_speeds(measured), strict=True))
+        hardware, self._speeds = find_rates(self._config.placement.hardware, known, self._crew)
         write_hardware(self._folder, hardware)
-        self._speeds = Speeds(first, frozen=named is not None)
-        model = self._spec.preset(config.model, DTYPE_BYTES[config.engine.dtype])
-        self._planner = Planner(self._spec, model, hardware, self._speeds, config.placement.policy)
+        self._dispatch.planner = Planner(self._spec, model, hardware, self._speeds, self._config.placement.policy)
         self._emit(PhaseEvent("profile", 1, 1))
-        self._emit(NoteEvent("info", f"{self._crew.epoch.size} ranks; {hardware.name} rates: "
-            f"{hardware.linear_flops / 1e9:.1f} GFLOP/s linear, {hardware.attention_flops / 1e9:.1f} attention, "
-            f"{hardware.intra_node_bytes_per_s / 1e6:.0f} MB/s to a neighbour"))  # fmt: skip
+        self._emit(NoteEvent("info", f"{self._crew.epoch.size} ranks; {describe(hardware)}"))
 
     def _go_back(self, ready: Sequence[Member] = ()) -> None:
         """Nobody holds the state any more: on from the newest complete checkpoint; the ledger says what is replayed."""
@@ -243,9 +230,9 @@ class Driver:
 
         def plan_ahead(epoch: Epoch) -> None:
             if self.step + 1 < self._config.steps:
-                self._planner.plan(self._batches.at(after)[0], epoch)
+                self._dispatch.planner.plan(self._batches.at(after)[0], epoch)
 
-        planned, replies, samples = self.on_plan("step", samples, pass_, meanwhile=plan_ahead, judge=self._judge)
+        planned, replies, samples = self._dispatch.run("step", samples, pass_, meanwhile=plan_ahead, judge=self._judge)
         votes = [replies[w].value for w in self._crew.epoch.workers]
         self._commit(self._crew.epoch, planned, votes, samples, after, time.perf_counter() - start)
 
@@ -320,46 +307,6 @@ class Driver:
             self._saver.finish(self._crew, SAVE_TIMEOUT_S)
             if self._saver.step != self.step:
                 raise CheckpointError(self._saver.fault or f"no checkpoint of step {self.step} could be written")
-
-    # Calls
-
-    def on_plan(
-        self,
-        method: str,
-        samples: Sequence[SampleMeta],
-        pass_: int = 0,
-        policy: str | None = None,
-        steps: int = 0,
-        meanwhile: Callable[[Epoch], None] | None = None,
-        judge: Callable[[Epoch, Gathered], bool] = lambda epoch, gathered: gathered.complete,
-    ) -> tuple[Planned, Mapping[str, Reply], tuple[SampleMeta, ...]]:
-        """Runs `method` on a plan of `samples`, planned anew for whoever is alive, until all have answered well.
-
-        Returns the plan, the replies, and the samples without those that could not be read. Raises CorruptSamples when
-        none is left.
-        """
-        left = tuple(samples)
-        while True:
-
-            def orders(epoch: Epoch, left: tuple[SampleMeta, ...] = left) -> dict[str, tuple[Order]]:
-                plan = self._planner.plan(left, epoch, policy).plan
-                order = Order(epoch.number, self._rule.decided, plan, left, pass_, steps)
-                return {w: (order,) for w in epoch.workers}
-
-            try:
-                replies = self._crew.all(method, orders, meanwhile, len(left), judge)
-                return self._planner.plan(left, self._crew.epoch, policy), replies, left
-            except CorruptSamples as found:
-                self._set_aside(found)
-                left = self._batches.readable(left)
-                if not left:
-                    raise
-
-    def _set_aside(self, found: CorruptSamples) -> None:
-        for name in found.ids:
-            self._journal.quarantined(name)
-        self._emit(NoteEvent("warning", f"{', '.join(found.ids)} can't be read, and set aside: {found}"))
-        self._batches.refuse(found.ids)
 
     def _formed(self, epoch: Epoch) -> None:
         try:

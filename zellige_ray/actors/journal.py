@@ -95,9 +95,11 @@ class Journal:
         """The run goes on behind `step`; later commits are void."""
         self._event(REWIND, detail, step=step)
 
-    def quarantined(self, sample: str) -> None:
-        """A sample can't be read; no pass owes it any more."""
-        self._event(QUARANTINED, sample)
+    def quarantined(self, samples: Sequence[str], why: str) -> None:
+        """Samples can't be read; no pass owes them any more."""
+        for sample in samples:
+            self._event(QUARANTINED, sample)
+        self._emit(NoteEvent("warning", f"{', '.join(samples)} can't be read, and set aside: {why}"))
 
     def restarted(self, silent_s: float) -> None:
         """A driver took the place of one that died. silent_s: since the last sign of that one."""

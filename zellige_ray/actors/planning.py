@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zellige_ray.actors.messages import Epoch, Measurement
-from zellige_ray.actors.speeds import EVEN, Speeds
+from zellige_ray.actors.messages import Epoch
+from zellige_ray.actors.speeds import Speeds
 from zellige_ray.data.index import SampleMeta
 from zellige_ray.models.specs import ModelSpec
 from zellige_ray.placement import Cluster, CostModel, HardwareProfile, ModelPreset, Plan, make_plan
 from zellige_ray.placement import Sequence as Lengths
 
-ALONE_BYTES_PER_S = 1e12  # a world of one has no wire; the cost model still wants a rate
 KEPT_PLANS = 8
 
 
@@ -25,35 +23,6 @@ class Planned:
     plan: Plan
     seconds: float
     speeds: tuple[float, ...]
-
-
-def measured_hardware(measured: Sequence[Measurement], epoch: Epoch) -> HardwareProfile:
-    """One profile of all ranks: median rates, each rank's speed relative to the median."""
-    linear = statistics.median(m.linear_flops for m in measured)
-    attention = statistics.median(m.attention_flops for m in measured)
-    wires = [m for m in measured if m.bytes_per_s > 0]
-    bandwidth = statistics.median(m.bytes_per_s for m in wires) if wires else ALONE_BYTES_PER_S
-    latency = statistics.median(m.latency_s for m in wires) if wires else 0.0
-    nodes = epoch.node_of_rank()
-    return HardwareProfile(
-        name="measured",
-        nodes=max(nodes) + 1,
-        ranks_per_node=-(-epoch.size // (max(nodes) + 1)),
-        memory_bytes=min(m.memory_bytes for m in epoch.members),
-        linear_flops=linear,
-        attention_flops=attention,
-        intra_node_bytes_per_s=bandwidth,
-        inter_node_bytes_per_s=bandwidth,
-        message_latency_s=latency,
-        state="replicated",
-    )
-
-
-def relative_speeds(measured: Sequence[Measurement]) -> tuple[float, ...]:
-    """Speed of each rank, 1.0 being the median; small differences are noise."""
-    middle = statistics.median(m.linear_flops for m in measured)
-    ratios = [m.linear_flops / middle for m in measured]
-    return tuple(1.0 if abs(r - 1.0) <= EVEN else r for r in ratios)
 
 
 class Planner:

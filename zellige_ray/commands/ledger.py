@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from zellige_ray.data.record import Record
 from zellige_ray.errors import DataError
 
 
@@ -41,13 +42,21 @@ def run(args: argparse.Namespace) -> int:
         "world_sizes": list(report.world_sizes),
         "seconds": report.seconds,
         "ok": report.ok,
+        "events": [e.to_json() for e in report.events],
     }
     if args.json:
         json.dump(figures, sys.stdout)
         sys.stdout.write("\n")
     else:
-        _print(figures, [f"step {e.step}  epoch {e.epoch}  {e.event}: {e.detail}" for e in report.events])
+        _print({k: v for k, v in figures.items() if k != "events"}, [_line(e) for e in report.events])
     return 0 if report.ok else 1
+
+
+def _line(event: Record) -> str:
+    """What happened, on one line: where, how many workers were left, what, and the seconds that it cost."""
+    lost = f"  {event.seconds:.2f} s lost" if event.seconds else ""
+    where = f"step {event.step:>6}  epoch {event.epoch:>4}  workers {event.world_size:>3}"
+    return f"{where}  {event.event or '':<11}  {event.detail}{lost}"
 
 
 def _print(figures: dict[str, object], events: list[str]) -> None:
@@ -57,7 +66,7 @@ def _print(figures: dict[str, object], events: list[str]) -> None:
 
     console = Console()
     for line in events:
-        console.print(escape(line), highlight=False)
+        console.print(escape(line), highlight=False, soft_wrap=True)
     table = Table(show_header=False)
     for name, value in figures.items():
         table.add_row(name.replace("_", " "), f"{value:.1f}" if isinstance(value, float) else str(value))
