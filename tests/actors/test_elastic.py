@@ -200,3 +200,12 @@ def test_with_too_few_for_too_long_a_complete_checkpoint_is_left(tmp_path: Path)
     checkpoint = newest(tmp_path)
     assert checkpoint is not None
     assert read_position(checkpoint).step == 5
+
+
+def test_newcomers_that_find_nobody_with_the_state_are_kept_and_start_from_the_checkpoint(tmp_path: Path) -> None:
+    """All that held the state die while the epoch forms that was to take two newcomers in."""
+    pool = FakePool([Fault("step", 6, die=("worker-1",)), Fault("join", 3, die=("worker-0", "worker-2"))], spares=1)
+    summary, events = run(tmp_path, pool)
+    assert set(pool.workers) == {"worker-3"}
+    assert any("steps are replayed from step-00000004" in e.text for e in of(NoteEvent, events))
+    assert (summary["steps"], summary["samples_lost"], summary["samples_doubled"]) == (9, 0, 0)

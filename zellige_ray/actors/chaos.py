@@ -50,19 +50,20 @@ class Happening:
 class Field:
     """A Ray cluster of this process: a head without workers, and nodes with room for one worker each."""
 
-    def __init__(self, num_gpus: int = 0) -> None:
-        """num_gpus: pretended, per node; then workers are placed by GPU."""
+    def __init__(self, num_gpus: int = 0, node_ip: str | None = None) -> None:
+        """num_gpus: pretended, per node; then workers are placed by GPU. node_ip: that all nodes here listen on."""
         from ray.cluster_utils import Cluster
 
         os.environ["RAY_AUTH_MODE"] = "disabled"
         self._temp = Path(tempfile.mkdtemp(prefix="zc"))  # short: unix sockets lie in it
         self._num_gpus = num_gpus
+        self._where = {} if node_ip is None else {"node_ip_address": node_ip}
         self._cluster = Cluster(
             initialize_head=True,
             connect=False,
             head_node_args={
                 "num_cpus": 0, "include_dashboard": False, "temp_dir": str(self._temp), "gcs_server_port": 0,
-                "dashboard_port": 0, "object_store_memory": NODE_MEMORY_BYTES, "_system_config": HEALTH,
+                "dashboard_port": 0, "object_store_memory": NODE_MEMORY_BYTES, "_system_config": HEALTH, **self._where,
             },
         )  # fmt: skip
         self.address: str = self._cluster.address
@@ -70,7 +71,7 @@ class Field:
     def add_node(self) -> str:
         """A node for one worker; its id."""
         node = self._cluster.add_node(
-            num_cpus=1, num_gpus=self._num_gpus, object_store_memory=NODE_MEMORY_BYTES, wait=True
+            num_cpus=1, num_gpus=self._num_gpus, object_store_memory=NODE_MEMORY_BYTES, wait=True, **self._where
         )
         return str(node.node_id)
 

@@ -203,8 +203,8 @@ class Driver:
             try:
                 self._crew.restart(str(checkpoint) if checkpoint is not None else None, ready)
                 return
-            except StateLost:
-                ready = ()
+            except StateLost as fault:
+                ready = fault.others
 
     # The steps
 
@@ -214,8 +214,8 @@ class Driver:
                 try:
                     self._one_step()
                     self._between_steps()
-                except StateLost:
-                    self._go_back()
+                except StateLost as fault:
+                    self._go_back(fault.others)
                 except CorruptSamples:
                     continue  # set aside, with nothing left of their batch
         except PoolError as fault:

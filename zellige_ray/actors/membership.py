@@ -13,7 +13,11 @@ MAX_FORMINGS = 8
 
 
 class StateLost(PoolError):  # noqa: N818  (a turn of events, not a fault)
-    """Every worker that held the state is gone: the newest checkpoint is what is left."""
+    """Every worker that held the state is gone: the newest checkpoint is what is left. others: live, with no state."""
+
+    def __init__(self, text: str, others: Sequence[Member] = ()) -> None:
+        super().__init__(text)
+        self.others = tuple(others)
 
 
 class Membership:
@@ -48,7 +52,7 @@ class Membership:
         for _ in range(MAX_FORMINGS):
             self.epoch = Epoch(self.epoch.number + 1, tuple(old + new))
             if not old:
-                raise StateLost("none of the live workers holds the state")
+                raise StateLost("none of the live workers holds the state", new)
             if self.epoch.size < self._settings.min:
                 new += self._more(self._settings.min - self.epoch.size)
                 self.epoch = Epoch(self.epoch.number, tuple(old + new))
