@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import doctest
 import importlib
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from zellige_ray import cli
+from zellige_ray.commands.bench import benches
+from zellige_ray.config import parse_config
 
 ROOT = Path(__file__).parent.parent
 DOCS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))
@@ -38,13 +44,15 @@ def test_commands_exist(path: Path) -> None:
     for code in code_of(path):
         for verb in re.findall(r"(?:^|[ =])(?:zellige|python -m zellige_ray) ([a-z]+)", code):
             assert verb in cli.verbs, f"{path.name}: `{code}`"
+        for bench in re.findall(r"(?:^|[ =])(?:zellige|python -m zellige_ray) bench ([a-z]+)", code):
+            assert bench in benches, f"{path.name}: `{code}`"
         for target in re.findall(r"(?:^| )make ([a-z]+)", code):
             assert target in targets, f"{path.name}: `{code}`"
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_files_exist(path: Path) -> None:
-    made_by_a_run = ("runs/", "data/my_cache", "data/cache", "data/_fetchers.py")
+    made_by_a_run = (".venv/", "runs/", "data/my_cache", "data/cache", "data/_fetchers.py")
     for code in code_of(path):
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", code) and ("/" in code or code.endswith((".py", ".toml", ".md"))):
             if code.startswith(made_by_a_run) or re.fullmatch(r"zellige\.\w+/\d+", code):  # a format, not a file
@@ -77,13 +85,51 @@ def test_links_lead_to_files(path: Path) -> None:
         assert target.startswith("https://") or (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-def test_python_in_the_readme_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert blocks
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_python_runs(path: Path) -> None:
+    """Blocks of `python` as programs that print something, but for the adapter, which tests/models runs."""
+    blocks = (
+        re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL) if path.name != "own-model.md" else []
+    )
+    assert blocks or path != ROOT / "README.md"
     for block in blocks:
         answer = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert answer.returncode == 0, answer.stderr
         assert answer.stdout
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_sessions_say_what_they_claim(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of `pycon` as doctests, run in the root of the repository."""
+    monkeypatch.chdir(ROOT)
+    text = "\n".join(re.findall(r"```pycon\n(.*?)```", path.read_text(), flags=re.DOTALL))
+    assert text or path.name not in ("concepts.md", "quickstart.md")
+    result = doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(text, {}, path.name, str(path), 0))
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_commands_are_understood(path: Path) -> None:
+    """Every command of a `sh` block is parsed by its own parser: options exist, required ones are there."""
+    for block in re.findall(r"```sh\n(.*?)```", path.read_text(), flags=re.DOTALL):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0].endswith("zellige"):
+                verb, *rest = words[1:]
+                parser = argparse.ArgumentParser(prog=f"{path.name}: {line}", exit_on_error=False)
+                module = importlib.import_module(cli.verbs[verb].module)
+                module.add_arguments(parser)
+                parser.parse_args(rest)
+
+
+def test_examples_of_yaml_are_configs() -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text(), flags=re.DOTALL)
+    assert parse_config(yaml.safe_load(block)).steps == 2000
+
+
+def test_the_index_lists_every_document() -> None:
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
+    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
 def test_the_probe_sees_a_command_that_does_not_exist(tmp_path: Path) -> None:
