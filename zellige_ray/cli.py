@@ -35,6 +35,7 @@ verbs: dict[str, Verb] = {
     "data": Verb("zellige_ray.commands.data", "fetch the mini data set, or describe a data set"),
     "config": Verb("zellige_ray.commands.config", "check a configuration, and show every key with its value"),
     "ledger": Verb("zellige_ray.commands.ledger", "verify that a run used every sample exactly once per pass"),
+    "doctor": Verb("zellige_ray.commands.doctor", "look at this machine before a run does, and name what to mend"),
     "report": Verb("zellige_ray.commands.report", "write the report of a run folder again"),
 }
 
