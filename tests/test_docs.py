@@ -116,7 +116,7 @@ def test_commands_are_understood(path: Path) -> None:
             words = shlex.split(line, comments=True)
             if words and words[0].endswith("zellige"):
                 verb, *rest = words[1:]
-                parser = argparse.ArgumentParser(prog=f"{path.name}: {line}", exit_on_error=False)
+                parser = argparse.ArgumentParser(prog=f"{path.name}: {line}", allow_abbrev=False)
                 module = importlib.import_module(cli.verbs[verb].module)
                 module.add_arguments(parser)
                 parser.parse_args(rest)

@@ -45,6 +45,8 @@ def test_plan_writes_plan_picture_and_trace_and_prints_json(batch, capsys, tmp_p
     [
         (["--policy", "zelige"], "nearest is 'zellige'"),
         (["--picture", "x.gif"], "must be one of .svg, .png"),
+        (["--picture", "nowhere/x.svg"], "--picture nowhere/x.svg: the folder nowhere does not exist"),
+        (["--trace", "."], "--trace .: it is a folder"),
         (["--policy", "bags:g5n1"], "must divide the 16 ranks"),
     ],
 )
@@ -62,6 +64,13 @@ def test_bad_arguments_exit_with_2_and_write_nothing(batch, capsys, tmp_path, ar
         ('{"id": "a"}\n', "line 1: a row needs the keys id and tokens"),
         ('{"id": "a", "tokens": 5, "token": 1}\n', "unknown key 'token'"),
         ("nonsense\n", "line 1: not JSON"),
+        ('{"id": "a", "tokens": 5, "weight": "x"}\n', "line 1: weight is 'x'"),
+        ('{"id": "a", "tokens": 5, "weight": null}\n', "line 1: weight is None"),
+        ('{"id": "a", "tokens": 5}\n{"id": "b", "tokens": 5, "weight": NaN}\n', "line 2: weight is nan"),
+        ('{"id": "a", "tokens": 5, "weight": -1}\n', "finite number of at least 0"),
+        ('{"id": null, "tokens": 5}\n', "line 1: id is None"),
+        ('{"id": "", "tokens": 5}\n', "line 1: id is ''"),
+        ('{"id": "a", "tokens": 99999999999999999999}\n', "at most 1099511627776"),
         ("", "0 sequences"),
     ],
 )
@@ -69,6 +78,19 @@ def test_bad_batch_files_exit_with_2_and_name_the_line(tmp_path, capsys, text, m
     (tmp_path / "b.jsonl").write_text(text)
     assert plan("--batch", str(tmp_path / "b.jsonl")) == 2
     assert match in capsys.readouterr().err
+
+
+def test_a_line_separator_inside_of_an_id_ends_no_row(tmp_path, capsys):
+    (tmp_path / "b.jsonl").write_text('{"id": "a\u2028b", "tokens": 5, "weight": 0}\r\n{"id": 7, "tokens": 5}\n')
+    assert plan("--batch", str(tmp_path / "b.jsonl"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sequences"] == 2
+
+
+def test_more_ranks_than_can_be_planned_are_named(batch, tmp_path, capsys):
+    rows = load_hardware("a800-16").to_dict() | {"nodes": 10**9}
+    (tmp_path / "mine.yaml").write_text("\n".join(f"{k}: {v}" for k, v in rows.items()))
+    assert main(["plan", "--batch", batch, "--hardware", str(tmp_path / "mine.yaml"), "--model", "flux"]) == 2
+    assert "at most 131072 can be planned" in capsys.readouterr().err
 
 
 def test_a_missing_file_exits_with_2(capsys):
@@ -102,6 +124,9 @@ def test_simulate_reads_batch_files_and_reports_policies_that_cannot_place_them(
         (["--batches", "0"], "must be at least 1"),
         (["--policies", "zellige,dpp"], "nearest is 'dp'"),
         (["--policies", ","], "empty"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--picture", "x.gif"], "must be one of .svg, .png"),
+        (["--picture", "nowhere/x.png"], "the folder nowhere does not exist"),
         (["--baseline", "cp", "--policies", "dp"], "not among"),
     ],
 )

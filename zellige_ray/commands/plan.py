@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from zellige_ray.commands.outputs import PICTURES, check_output
 from zellige_ray.errors import PlanError
 from zellige_ray.placement.plan import Plan, Prediction
-
-PICTURES = (".svg", ".png")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
     from zellige_ray.placement import CostModel, load_hardware, load_model, make_plan
     from zellige_ray.placement.batch import read_batch
 
-    if args.picture and Path(args.picture).suffix not in PICTURES:
-        raise PlanError(f"--picture {args.picture}: the ending must be one of {', '.join(PICTURES)}")
+    check_output("--out", args.out)
+    check_output("--picture", args.picture, PICTURES)
+    check_output("--trace", args.trace)
     hardware, model = load_hardware(args.hardware), load_model(args.model)
     sequences = read_batch(args.batch)
     cluster, cost = hardware.cluster(), CostModel(hardware, model)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zellige_ray.api import POLICIES
+from zellige_ray.commands.outputs import PICTURES, check_output
 from zellige_ray.errors import PlanError
 from zellige_ray.placement.stream import PolicyFigures
 
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from zellige_ray.placement import load_hardware, load_model
     from zellige_ray.placement.stream import BEST_STATIC
 
+    check_output("--picture", args.picture, PICTURES)
     if args.batches < 1:
         raise PlanError(f"--batches is {args.batches}, it must be at least 1")
     if args.seed < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,6 +17,7 @@ from zellige_ray.errors import PlanError
 from zellige_ray.placement.cost import CostModel, FloatArray, IntArray
 from zellige_ray.placement.sequence import Sequence
 
+MAX_TOKENS = 1 << 40  # of one sequence; sums of a batch stay far inside of int64
 _OPTIONAL = {"text_tokens", "weight", "frames", "height", "width"}
 
 
@@ -80,7 +82,7 @@ def read_batch(path: str | Path) -> tuple[Sequence, ...]:
     Raises PlanError with the file, the line and what is wrong with it.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # JSON may hold other line separators
     except (OSError, UnicodeDecodeError) as fault:
         raise PlanError(f"cannot read batch {path}: {fault}") from fault
     return tuple(_row(f"{path} line {number}", line) for number, line in enumerate(lines, 1) if line.strip())
@@ -96,16 +98,26 @@ def _row(where: str, line: str) -> Sequence:
     unknown = sorted(set(value) - {"id", "tokens"} - _OPTIONAL)
     if unknown:
         raise PlanError(f"{where}: unknown key {unknown[0]!r}, known: id, tokens, {', '.join(sorted(_OPTIONAL))}")
-    return Sequence(str(value["id"]), value["tokens"], value.get("text_tokens", 0), float(value.get("weight", 1.0)))
+    name, weight = value["id"], value.get("weight", 1.0)
+    if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
+        raise PlanError(f"{where}: id is {name!r}, it must be text or a whole number")
+    if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight < math.inf:
+        raise PlanError(f"{where}: weight is {weight!r}, it must be a finite number of at least 0")
+    return Sequence(str(name), value["tokens"], value.get("text_tokens", 0), float(weight))
 
 
 def _check(ids: tuple[str, ...], visual: tuple[int, ...], text: tuple[int, ...]) -> None:
     if len(set(ids)) != len(ids):
         twice = next(a for a, b in itertools.pairwise(ids) if a == b)
         raise PlanError(f"sequence id {twice!r} occurs twice in the batch, ids must be unique")
-    if set(map(type, visual)) | set(map(type, text)) != {int} or min(visual) < 1 or min(text) < 0:
+    whole = set(map(type, visual)) | set(map(type, text)) == {int}
+    if not whole or min(visual) < 1 or min(text) < 0 or max(max(visual), max(text)) > MAX_TOKENS:
         for name, tokens, texts in zip(ids, visual, text, strict=True):
             if type(tokens) is not int or tokens < 1:
                 raise PlanError(f"sequence {name!r} has tokens {tokens!r}, it must be a whole number of at least 1")
             if type(texts) is not int or texts < 0:
                 raise PlanError(f"sequence {name!r} has text_tokens {texts!r}, it must be a whole number of at least 0")
+            if max(tokens, texts) > MAX_TOKENS:
+                raise PlanError(
+                    f"sequence {name!r} has {max(tokens, texts)} tokens, at most {MAX_TOKENS} can be planned"
+                )

@@ -1,4 +1,4 @@
-"""A hardware profile: the sustained rates of a cluster, shipped as a preset or measured by `zellige profile`."""
+"""A hardware profile: the sustained rates of a cluster, shipped as a preset or measured by a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.preset import check_keys, positive, positive_int, read_preset
 
 State = Literal["fsdp", "replicated"]
+MAX_RANKS = 1 << 17
 _RATES = ("linear_flops", "attention_flops", "intra_node_bytes_per_s", "inter_node_bytes_per_s")
 
 
@@ -67,6 +68,10 @@ def parse_hardware(value: Mapping[str, Any]) -> HardwareProfile:
     latency = value["message_latency_s"]
     nodes = positive_int(where, "nodes", value["nodes"])
     ranks_per_node = positive_int(where, "ranks_per_node", value["ranks_per_node"])
+    if nodes * ranks_per_node > MAX_RANKS:
+        raise ConfigError(
+            f"{where}: nodes x ranks_per_node is {nodes * ranks_per_node} ranks, at most {MAX_RANKS} can be planned"
+        )
     return HardwareProfile(
         name=str(value["name"]),
         nodes=nodes,
