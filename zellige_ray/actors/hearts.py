@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_PAUSE_S = 0.1
-PATIENCE, MEMORY_S = 5.0, 20.0
+PATIENCE, MOST, MEMORY_S = 3.0, 5.0, 20.0
 
 
 @dataclass(slots=True)
@@ -23,14 +23,14 @@ class _Heart:
     heard: float
     sent: float = 0.0
     ref: Any = None
-    answers: int = 0
+    settled: bool = False
 
 
 class Hearts:
     """Silence is counted from the last answer. When this very process stood still, nobody is blamed for it.
 
-    A starved machine is not a dead one: PATIENCE times the slowest answer of the last MEMORY_S, from any worker, is
-    added to the time-out, which grows to PATIENCE times itself at most. Where answers take milliseconds it is as set.
+    A starved machine is not a dead one: PATIENCE times the slowest answer of the last MEMORY_S, from any worker that
+    has settled, is added to the time-out, which grows to MOST times itself. With quick answers it is as set.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Hearts:
     def limit_s(self) -> float:
         """Silence for longer is death."""
         slowest = max((latency for _, latency in list(self._latencies)), default=0.0)
-        return self._timeout_s + min(PATIENCE * slowest, (PATIENCE - 1) * self._timeout_s)
+        return self._timeout_s + min(PATIENCE * slowest, (MOST - 1) * self._timeout_s)
 
     def start(self) -> None:
         """Beats in a daemon thread until `close`."""
@@ -68,6 +68,12 @@ class Hearts:
         """Pings a worker from now on."""
         with self._lock:
             self._hearts.setdefault(worker, _Heart(self._clock()))
+
+    def settle(self, worker: str) -> None:
+        """A worker has started: from now on its answers tell how quick this cluster is."""
+        with self._lock:
+            if worker in self._hearts:
+                self._hearts[worker].settled = True
 
     def forget(self, worker: str) -> None:
         """Pings a worker no more."""
@@ -103,11 +109,11 @@ class Hearts:
             heart.ref, heart.sent = self._ping(worker), now
 
     def _heard(self, heart: _Heart, now: float) -> None:
-        if heart.answers:  # the first answer waits for the process to start
+        if heart.settled:
             self._latencies.append((now, now - heart.sent))
         while self._latencies and now - self._latencies[0][0] > MEMORY_S:
             self._latencies.popleft()
-        heart.heard, heart.answers = now, heart.answers + 1
+        heart.heard = now
 
     def _run(self) -> None:
         while not self._over.wait(min(self._interval_s / 2, MAX_PAUSE_S)):

@@ -96,6 +96,8 @@ class RayPool:
                 self._starting[self._actors[worker].call.remote("ready", (checkpoint,))] = worker
         for worker in self._actors:
             self._hearts.watch(worker)
+            if worker in standings:
+                self._hearts.settle(worker)
         numbers = ray.get(self._rendezvous.numbers.remote(), timeout=STORE_TIMEOUT_S)
         self._count = max([numbers.workers, *(_number(w) + 1 for w in [*self._actors, *expected])])
         return Adopted(standings, max([numbers.epoch, *(s.epoch for s in standings.values())]), lost)
@@ -133,6 +135,7 @@ class RayPool:
             try:
                 member: Member = _value(ref)
                 self._node[name] = member.node
+                self._hearts.settle(name)
                 members.append(member)
             except (RayActorError, ZelligeError) as fault:
                 self.remove(name)
