@@ -36,12 +36,14 @@ class JsonLines:
         self.close()
 
 
-def read_events(path: Path) -> Iterator[tuple[float, Event]]:
+def read_events(path: Path, newest_bytes: int | None = None) -> Iterator[tuple[float, Event]]:
     """(time, event) of every line; a last line without its newline was cut off by a crash, it is left out.
+
+    newest_bytes: read only the whole lines in so many bytes at the end of the file.
 
     Raises ValueError, with the line's number, where a line is not an event.
     """
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8") if newest_bytes is None else _tail(path, newest_bytes)
     whole = text[: text.rfind("\n") + 1]
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
@@ -49,3 +51,11 @@ def read_events(path: Path) -> Iterator[tuple[float, Event]]:
             yield float(value.pop("time")), from_json(value)
         except (ValueError, KeyError, AttributeError, TypeError) as fault:
             raise ValueError(f"{path.name} line {number} is not an event: {fault}") from fault
+
+
+def _tail(path: Path, num_bytes: int) -> str:
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, 2) - num_bytes)
+        file.seek(start)
+        raw = file.read()
+    return (raw[raw.find(b"\n") + 1 :] if start else raw).decode("utf-8")

@@ -44,21 +44,21 @@ def plan_pictures(folder: Path, steps: list[StepEvent]) -> Iterator[PlanPicture]
         plan = plan_from_json(json.loads(_file(plans, step).read_text(encoding="utf-8")))
         caption = f"Step {step.step}, {why}: {plan.num_sequences} sequences on {plan.world_size} ranks, "
         caption += f"predicted {step.predicted_s:.2f} s, measured {step.seconds:.2f} s."
-        yield PlanPicture(_draw(plan, _cluster(profile, plan), cost), caption, _words(plan))
+        yield PlanPicture(_draw(plan, plan_cluster(profile, plan), cost), caption, plan_words(plan))
 
 
 def _file(plans: Path, step: StepEvent) -> Path:
     return plans / f"step-{step.step:06d}.json"
 
 
-def _cluster(profile: HardwareProfile, plan: Plan) -> Cluster:
+def plan_cluster(profile: HardwareProfile, plan: Plan) -> Cluster:
     """The ranks of a plan: those of the profile, or as many equal ones where the pool had another size by then."""
     if profile.world_size == plan.world_size:
         return profile.cluster()
     return Cluster.uniform(1, plan.world_size, profile.memory_bytes)
 
 
-def _words(plan: Plan) -> str:
+def plan_words(plan: Plan) -> str:
     """What the picture shows, for those who don't see it."""
     cut: dict[str, int] = {}
     for round_ in plan.rounds:
