@@ -1,0 +1,232 @@
+"""Answers before launch: what the data set of a run config needs, on hardware that need not be there.
+
+Longest sequence, memory per rank at each degree, step time, GPUs needed, idle share, and every sample that would be
+left out, with its reason. Reads headers only: nothing is encoded.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zellige_ray.commands.survey import survey
+from zellige_ray.config import RunConfig, load_config
+from zellige_ray.configs import choose
+from zellige_ray.errors import ConfigError, PlanError
+from zellige_ray.placement import Cluster, CostModel, HardwareProfile, make_plan
+from zellige_ray.placement import Sequence as Lengths
+
+GIB = 1 << 30
+DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
+MAX_RANKS = 4096
+SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Degree:
+    """Memory of a rank when the longest sequence is shared by `degree` ranks. Units: bytes."""
+
+    degree: int
+    bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Everything that is asked before a launch. Units: seconds, bytes; idle is a share of all ranks' time.
+
+    ranks_needed: least number on which the longest sequence fits beside the state; None when no number is enough.
+    planned: batches of the first pass that were planned. never_drawn: samples that a pass would miss, always empty.
+    """
+
+    config: str
+    hardware: str
+    ranks: int
+    samples: int
+    images: int
+    videos: int
+    held_out: int
+    tokens_per_pass: int
+    steps_per_pass: int
+    longest: str
+    longest_tokens: int
+    longest_shape: tuple[int, int, int, int]
+    state_bytes: int
+    memory_bytes: int
+    degrees: tuple[Degree, ...]
+    ranks_needed: int | None
+    planned: int
+    step_s: float | None
+    slowest_step_s: float | None
+    gap: float | None
+    idle: float | None
+    rounds: int | None
+    run_s: float | None
+    refused: tuple[tuple[str, str], ...]
+    never_drawn: tuple[str, ...]
+    fault: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"dropped": len(self.never_drawn)}
+
+
+def run(words: Sequence[str], hardware: str | None, policy: str | None, batches: int, as_json: bool) -> int:
+    """The command: words are `CONFIG [key=value ...]`. Exit code 2 when the longest sequence fits nowhere."""
+    if batches < 1:
+        raise ConfigError(f"--batches is {batches}, it must be at least 1")
+    path, overrides = choose(words)
+    found = answer(load_config(path, overrides), str(path), hardware, policy, batches)
+    text = json.dumps(found.to_json()) if as_json else "\n".join(lines(found))
+    sys.stdout.write(text + "\n")
+    return PlanError.exit_code if found.fault else 0
+
+
+def answer(config: RunConfig, name: str, hardware: str | None, policy: str | None, batches: int) -> Answers:
+    """Surveys the data set and plans the first batches of its first pass; raises ConfigError, DataError, ModelError."""
+    from zellige_ray.data.sampler import Sampler, SamplerState
+    from zellige_ray.models.specs import get_spec
+
+    spec, profile = get_spec(config.model.name), _hardware(config, hardware)
+    seen = survey(config.data, spec)
+    train, held = seen.index.split(config.data.held_out, config.seed)
+    tokens = {s.id: spec.tokens(s.latent_shape) for s in seen.index.samples}
+    longest = max(train.samples, key=lambda s: (tokens[s.id], s.id))
+    sampler, state = Sampler(train, config.batch, config.seed, lambda s: tokens[s.id]), SamplerState()
+    batched = []
+    while state.pass_ == 0:
+        samples, state = sampler.batch(state)
+        batched.append([Lengths(s.id, tokens[s.id], s.text_tokens, s.weight) for s in samples])
+    cost = CostModel(profile, spec.preset(config.model, DTYPE_BYTES[config.engine.dtype]))
+    cluster = profile.cluster()
+    fits = _ranks_needed(cost, tokens[longest.id], profile.memory_bytes)
+    drawn = {s.id for batch in batched for s in batch}
+    planned = _plan(batched[:batches], cluster, cost, policy or config.placement.policy)
+    return Answers(
+        config=name,
+        hardware=profile.name,
+        ranks=cluster.world_size,
+        samples=len(seen.index),
+        images=seen.index.count("image"),
+        videos=seen.index.count("video"),
+        held_out=len(held),
+        tokens_per_pass=sum(tokens[s.id] for s in train.samples),
+        steps_per_pass=len(batched),
+        longest=longest.id,
+        longest_tokens=tokens[longest.id],
+        longest_shape=longest.latent_shape,
+        state_bytes=int(cost.state_bytes(cluster.world_size)),
+        memory_bytes=profile.memory_bytes,
+        degrees=_degrees(cost, tokens[longest.id], profile.memory_bytes, max(cluster.world_size, fits or 1)),
+        ranks_needed=fits,
+        run_s=planned["step_s"] * config.steps if planned["step_s"] is not None else None,
+        refused=seen.refused,
+        never_drawn=tuple(s.id for s in train.samples if s.id not in drawn),
+        **planned,
+    )
+
+
+def _hardware(config: RunConfig, name: str | None) -> HardwareProfile:
+    """Runs hold the whole state on every rank, whatever a preset assumes."""
+    from dataclasses import replace
+
+    from zellige_ray.placement import load_hardware
+
+    chosen = name or config.placement.hardware
+    if chosen is None:
+        raise ConfigError(
+            "which hardware? give --hardware h200-8, or a YAML file such as the hardware.yaml that a run leaves; "
+            "placement.hardware is not set, and nothing is measured here"
+        )
+    return replace(load_hardware(chosen), state="replicated")
+
+
+def _bytes(cost: CostModel, tokens: int, degree: int) -> float:
+    """State, activations of a share, and the exchange's buffers (q, k, v, out; sent and received) when it is shared."""
+    share = -(-tokens // degree)
+    rows = 8.0 * share * cost.model.heads if degree > 1 else 0.0
+    row_bytes = cost.model.hidden / cost.model.heads * cost.model.dtype_bytes
+    return cost.state_bytes(degree) + share * cost.token_bytes() + rows * row_bytes
+
+
+def _ranks_needed(cost: CostModel, tokens: int, memory_bytes: int) -> int | None:
+    if _bytes(cost, 1, 1) > memory_bytes:
+        return None
+    low, high = 1, MAX_RANKS
+    if _bytes(cost, tokens, high) > memory_bytes:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _bytes(cost, tokens, middle) <= memory_bytes else (middle + 1, high)
+    return low
+
+
+def _degrees(cost: CostModel, tokens: int, memory_bytes: int, most: int) -> tuple[Degree, ...]:
+    degrees = sorted({1, most, *(2**i for i in range(1, most.bit_length()) if 2**i <= most)})
+    out = []
+    for degree in degrees:
+        need = _bytes(cost, tokens, degree)
+        out.append(Degree(degree, int(need), need <= memory_bytes))
+    return tuple(out)
+
+
+def _plan(batches: Sequence[list[Lengths]], cluster: Cluster, cost: CostModel, policy: str) -> dict[str, Any]:
+    """Figures over some batches; nothing but the fault when one fits nowhere."""
+    steps, bounds, idle, rounds = [], [], [], []
+    try:
+        for batch in batches:
+            plan = make_plan(batch, cluster, cost, policy)
+            assert plan.predicted is not None
+            steps.append(plan.predicted.step_s)
+            bounds.append(plan.predicted.lower_bound_s)
+            busy = sum(rank.linear_s + rank.attention_s for rank in plan.predicted.ranks)
+            idle.append(1 - busy / (plan.predicted.step_s * cluster.world_size))
+            rounds.append(len(plan.rounds))
+    except PlanError as fault:
+        none = dict.fromkeys(("step_s", "slowest_step_s", "gap", "idle", "rounds"))
+        return {"planned": 0, **none, "fault": str(fault)}
+    return {
+        "planned": len(steps),
+        "step_s": sum(steps) / len(steps),
+        "slowest_step_s": max(steps),
+        "gap": sum(steps) / sum(bounds) - 1,
+        "idle": sum(i * s for i, s in zip(idle, steps, strict=True)) / sum(steps),
+        "rounds": max(rounds),
+    }
+
+
+def lines(a: Answers) -> list[str]:
+    """The answers for a person."""
+    shape = "x".join(map(str, a.longest_shape[1:]))
+    out = [
+        f"{a.config}: {a.samples} samples, {a.images} images, {a.videos} videos; {a.held_out} held out",
+        f"a pass is {a.tokens_per_pass} visual tokens in {a.steps_per_pass} steps",
+        f"longest sequence: {a.longest}, {a.longest_tokens} tokens (latents {shape})",
+        "",
+        f"memory per rank of {a.hardware} ({a.memory_bytes / GIB:.1f} GiB), the longest sequence shared by",
+        *(f"  {d.degree:>5} ranks  {d.bytes / GIB:9.2f} GiB  {'fits' if d.fits else 'too much'}" for d in a.degrees),
+        f"of which {a.state_bytes / GIB:.2f} GiB are parameters, gradients and optimizer, whole on every rank",
+        f"GPUs needed: {a.ranks_needed}"
+        if a.ranks_needed is not None
+        else f"no number of such GPUs is enough: the state alone needs {a.state_bytes / GIB:.2f} GiB",
+        "",
+    ]
+    if a.fault is not None:
+        out.append(f"on {a.ranks} ranks the run can't be placed: {a.fault}")
+    else:
+        assert a.step_s is not None and a.slowest_step_s is not None and a.run_s is not None
+        out += [
+            f"on {a.ranks} ranks, by {a.planned} planned batches: step {a.step_s:.3g} s (slowest "
+            f"{a.slowest_step_s:.3g} s), {a.gap:.2%} over the lower bound",
+            f"waste: {a.idle:.1%} of all ranks' time is not compute; rounds per step: up to {a.rounds}",
+            f"the whole run: {a.run_s / 3600:.2g} h",
+        ]
+    out.append(f"dropped samples: {len(a.never_drawn)} of {a.samples - a.held_out} in a pass")
+    out.append(f"can't be used: {len(a.refused)}")
+    out += [f"  {name}: {reason}" for name, reason in a.refused[:SHOWN]]
+    if len(a.refused) > SHOWN:
+        out.append(f"  and {len(a.refused) - SHOWN} more (--json lists all)")
+    return out
