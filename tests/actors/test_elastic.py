@@ -209,3 +209,19 @@ def test_newcomers_that_find_nobody_with_the_state_are_kept_and_start_from_the_c
     assert set(pool.workers) == {"worker-3"}
     assert any("steps are replayed from step-00000004" in e.text for e in of(NoteEvent, events))
     assert (summary["steps"], summary["samples_lost"], summary["samples_doubled"]) == (9, 0, 0)
+
+
+def test_asked_to_stop_while_it_waits_for_workers_it_does_so_with_a_complete_checkpoint(tmp_path: Path) -> None:
+    pool, drivers = FakePool([Fault("step", 6, die=("worker-1", "worker-2"))]), list[Driver]()
+
+    def emit(event: Event) -> None:
+        if isinstance(event, NoteEvent) and "waiting for workers" in event.text:
+            drivers[0].stop()
+
+    config = make_config(workers={"count": 3, "min": 2})
+    drivers.append(Driver(config, tmp_path, pool, TRAIN, HELD, 64, Start(), emit))
+    with pytest.raises(PoolError, match="asked to stop while it waited for workers"):
+        drivers[0].run()
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    assert read_position(checkpoint).step == 5

@@ -33,8 +33,10 @@ class Crew:
         decided: Callable[[], Decision],
         notice: Notice,
         formed: Callable[[Epoch], None],
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.replans = 0
+        """stopping: nobody wants the run to go on, so that it need not wait for workers."""
+        self.replans, self._stopping = 0, stopping
         self._pool, self._settings, self._decided, self._notice = pool, settings, decided, notice
         self._membership = Membership(pool, settings, self._left, self._wait_for, formed)
         self._gone: list[tuple[str, str]] = []
@@ -199,6 +201,8 @@ class Crew:
         """Newcomers, once there are `num`; says why it waits. Raises PoolError after `workers.wait_timeout_s`."""
         start, said, members = time.monotonic(), -SAY_EVERY_S, list[Member]()
         while len(members) < num:
+            if self._stopping():
+                raise PoolError("asked to stop while it waited for workers")
             waited = time.monotonic() - start
             alive = self.epoch.size + len(members)
             if waited > self._settings.wait_timeout_s:

@@ -67,11 +67,14 @@ class Driver:
         """
         self._config, self._folder, self._emit, self._token = config, folder, emit, token
         self._train, self._text_dim, self._start, self._memory = train, text_dim, start, memory
+        self._stopping = threading.Event()
         self._spec = get_spec(config.model.name)
         self._batches = Batches(train, config, self.tokens)
         self._rule = CommitRule(Decision(start.step))
         self._journal = Journal(folder, train, config, self.tokens, emit)
-        self._crew = Crew(pool, config.workers, lambda: self._rule.decided, self._journal.noticed, self._formed)
+        self._crew = Crew(
+            pool, config.workers, lambda: self._rule.decided, self._journal.noticed, self._formed, self._stopping.is_set
+        )
         self._journal.follow(lambda: (self.step, self._position.pass_, self._crew.epoch))
         self._dispatch = Dispatch(self._crew, self._batches, self._journal, self._rule)
         newest = checkpoint_files.newest(folder) if memory is not None else None
@@ -80,7 +83,6 @@ class Driver:
         self._asides = Asides(config, folder, train, held_out, self.tokens, self._dispatch, self._crew, self._journal)
         self._position = start.sampler
         self._skipped, self._rewinds = 0, dict[int, int]()
-        self._stopping = threading.Event()
 
     @property
     def step(self) -> int:

@@ -135,10 +135,11 @@ def _watch(driver: Any, on_event: Callable[[Event], None]) -> dict[str, Any]:
                 on_event(event)
             if done:
                 break
-    summary: dict[str, Any] = _result(result)
-    if signal.SIGINT in asked:
-        raise KeyboardInterrupt
-    return summary
+    try:
+        return _result(result)
+    finally:
+        if signal.SIGINT in asked:
+            raise KeyboardInterrupt  # also where it had to stop waiting for workers
 
 
 def _result(ref: Any) -> dict[str, Any]:
