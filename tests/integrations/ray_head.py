@@ -28,9 +28,10 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Head:
-    """A running head. dashboard: its address. environment: of whoever talks to it. folder: its temp folder."""
+    """A running head. gcs: the address for `ray.init`. environment: of whoever talks to it. folder: its temp folder."""
 
     dashboard: str
+    gcs: str
     environment: dict[str, str]
     folder: Path
     pid: int
@@ -103,7 +104,7 @@ def ray_head(auth: str, num_cpus: int = 2) -> Iterator[Head]:
         process = subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", *words], env=started, stdout=out, stderr=subprocess.STDOUT
         )
-    head = Head(f"http://127.0.0.1:{dashboard}", environment, folder, process.pid, token, log)
+    head = Head(f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", environment, folder, process.pid, token, log)
     try:
         _wait(head, process)
         yield head
