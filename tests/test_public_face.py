@@ -140,6 +140,8 @@ def test_a_perfect_plan_has_no_gap() -> None:
         (lambda: zr.plan(BATCH, "h200", "flux"), "nearest is 'h200-8'"),
         (lambda: zr.plan(BATCH, "h200-8", "flx"), "nearest is 'flux'"),
         (lambda: zr.plan(BATCH, "h200-8", "flux", "zelige"), "nearest is 'zellige'"),
+        (lambda: zr.plan([("a", 5)], "h200-8", "flux"), "item 0 of the batch is ('a', 5)"),  # type: ignore[list-item]
+        (lambda: zr.plan([BATCH[0], zr.Sequence(7, 5)], "h200-8", "flux"), "item 1"),  # type: ignore[arg-type]
         (lambda: zr.plan("nowhere.jsonl", "h200-8", "flux"), "cannot read batch nowhere.jsonl"),
         (lambda: zr.simulate("fw", "h200-8", "flux"), "nearest is 'few'"),
         (lambda: zr.simulate("few", "h200-8", "flux", batches=0), "batches is 0"),

@@ -121,7 +121,13 @@ def _model(value: ModelPreset | str | Path) -> ModelPreset:
 
 
 def _batch(value: Batch) -> tuple[Sequence, ...]:
-    return read_batch(value) if isinstance(value, str | Path) else tuple(value)
+    if isinstance(value, str | Path):
+        return read_batch(value)
+    batch = tuple(value)
+    for i, item in enumerate(batch):
+        if not isinstance(item, Sequence) or not isinstance(item.id, str):
+            raise PlanError(f"item {i} of the batch is {item!r}, it must be a Sequence whose id is text")
+    return batch
 
 
 __all__ = ["POLICIES", "plan", "simulate", "train"]
