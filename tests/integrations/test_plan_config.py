@@ -115,13 +115,26 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         plan_config.run([], None, None, 0, False)
 
 
+def test_options_of_a_batch_and_of_a_config_are_not_mixed(tmp_path: Path, capsys: Any) -> None:
+    from zellige_ray.cli import main
+
+    for words, message in (
+        (["plan", "run.yaml", "--batch", "b.jsonl"], "--batch can't be given with a run config"),
+        (["plan", "--batch", "b.jsonl"], "--hardware, --model missing"),
+        (["plan"], "--batch, --hardware, --model missing"),
+        (["plan", "--batch", "b", "--hardware", "cpu", "--model", "flux", "--batches", "2"], "goes with a run config"),
+    ):
+        assert main(words) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_the_command_answers_in_text_and_json_without_torch_or_ray(tmp_path: Path) -> None:
     cache = write_cache(tmp_path / "cache")
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(settings(cache.folder)))
     code = (
-        "import sys; from zellige_ray.commands import plan_config;"
-        f"code = plan_config.run([{str(path)!r}, 'batch.tokens=90'], 'cpu', None, 4, '--json' in sys.argv);"
+        "import sys; from zellige_ray.cli import main;"
+        f"code = main(['plan', {str(path)!r}, 'batch.tokens=90', '--batches', '4', *sys.argv[1:]]);"
         "assert not {'torch', 'ray', 'diffusers'} & set(sys.modules), sorted(sys.modules); sys.exit(code)"
     )
     for flags in ([], ["--json"]):

@@ -1,7 +1,8 @@
-"""Place one batch, and show what every rank will do.
+"""Place one batch, and show what every rank will do; or answer what a run config needs, before anything is launched.
 
 The batch is JSON lines of {"id", "tokens", "text_tokens"}. Hardware and model are shipped presets (by name) or YAML
-files. Needs no GPU, no Ray and no torch: it also answers "what if I had other hardware".
+files. Needs no GPU, no Ray and no torch: it also answers "what if I had other hardware". With a run config instead of a
+batch: longest sequence, memory per rank, step time, GPUs needed and waste, on the config's own data set.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from zellige_ray.commands import plan_config
 from zellige_ray.commands.outputs import PICTURES, check_output
-from zellige_ray.errors import PlanError
+from zellige_ray.errors import ConfigError, PlanError
 from zellige_ray.placement.plan import Plan, Prediction
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch", required=True, metavar="B.jsonl", help="the sequences, one JSON row per line")
-    parser.add_argument("--hardware", required=True, metavar="H", help="preset name or YAML file")
-    parser.add_argument("--model", required=True, metavar="M", help="preset name or YAML file")
+    parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a run config, and overrides")
+    parser.add_argument("--batch", metavar="B.jsonl", help="the sequences, one JSON row per line")
+    parser.add_argument("--hardware", metavar="H", help="preset name or YAML file (of a config: placement.hardware)")
+    parser.add_argument("--model", metavar="M", help="preset name or YAML file; a config brings its own")
     parser.add_argument(
-        "--policy", default="zellige", help="zellige, dp, cp, bags:g1n8+g2n4, bags:best, ... (default: zellige)"
+        "--policy", help="zellige, dp, cp, bags:g1n8+g2n4, bags:best, ... (default: zellige, or the config's)"
     )
+    parser.add_argument("--batches", type=int, metavar="N", help="of a config: batches that are planned (default: 8)")
     parser.add_argument("--out", metavar="plan.json", help="write the plan (format zellige.plan/1)")
     parser.add_argument("--picture", metavar="p.svg|png", help="draw the plan as a mosaic: ranks down, time across")
     parser.add_argument("--trace", metavar="t.json", help="write the timeline as a Chrome trace (opens in Perfetto)")
@@ -35,6 +39,9 @@ def run(args: argparse.Namespace) -> int:
     from zellige_ray.placement import CostModel, load_hardware, load_model, make_plan
     from zellige_ray.placement.batch import read_batch
 
+    if args.words:
+        return plan_config.run_arguments(args)
+    check_given(args)
     check_output("--out", args.out)
     check_output("--picture", args.picture, PICTURES)
     check_output("--trace", args.trace)
@@ -42,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     sequences = read_batch(args.batch)
     cluster, cost = hardware.cluster(), CostModel(hardware, model)
     start = time.perf_counter()
-    plan = make_plan(sequences, cluster, cost, args.policy)
+    plan = make_plan(sequences, cluster, cost, args.policy or "zellige")
     plan_ms = (time.perf_counter() - start) * 1e3
     if args.out:
         from zellige_ray.placement import plan_to_json
@@ -62,6 +69,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(table(plan, cluster.memory_bytes, figures) + "\n")
     return 0
+
+
+def check_given(args: argparse.Namespace) -> None:
+    """Nothing, if a batch has all that its plan needs. Raises ConfigError naming what is missing."""
+    missing = [f"--{name}" for name in ("batch", "hardware", "model") if getattr(args, name) is None]
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} missing: give a batch, hardware and a model, or a run config")
+    if args.batches is not None:
+        raise ConfigError("--batches goes with a run config; --batch is one batch")
 
 
 def summary(plan: Plan, plan_ms: float) -> dict[str, Any]:

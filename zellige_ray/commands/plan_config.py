@@ -6,6 +6,7 @@ left out, with its reason. Reads headers only: nothing is encoded.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -72,6 +73,17 @@ class Answers:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self) | {"dropped": len(self.never_drawn)}
+
+
+def run_arguments(args: argparse.Namespace) -> int:
+    """The command, from what was typed. Raises ConfigError for options that a config does not go with."""
+    foreign = [f"--{name}" for name in ("batch", "model", "out", "picture", "trace") if getattr(args, name) is not None]
+    if foreign:
+        raise ConfigError(
+            f"{', '.join(foreign)} can't be given with a run config: name a --batch instead of {args.words}"
+        )
+    batches = 8 if args.batches is None else args.batches
+    return run(args.words, args.hardware, args.policy, batches, args.json)
 
 
 def run(words: Sequence[str], hardware: str | None, policy: str | None, batches: int, as_json: bool) -> int:
