@@ -151,9 +151,9 @@ def test_when_all_workers_die_the_run_goes_on_from_the_newest_checkpoint_and_say
 
 
 def test_workers_that_all_die_each_time_after_the_same_step_are_an_error(tmp_path: Path) -> None:
-    faults = [Fault("step", n, die=tuple(f"worker-{i}" for i in range(12))) for n in range(6, 14)]
-    with pytest.raises(PoolError, match="all workers died 4 times after step 4"):
-        run(tmp_path, FakePool(faults, spares=9))
+    faults = [Fault("step", n, die=tuple(f"worker-{i}" for i in range(40))) for n in range(6, 16)]
+    with pytest.raises(PoolError, match="all workers died 6 times and none came past step 5"):
+        run(tmp_path, FakePool(faults, spares=30))
     assert newest(tmp_path) == tmp_path / "checkpoints" / "step-00000004"
 
 

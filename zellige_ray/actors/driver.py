@@ -38,7 +38,7 @@ from zellige_ray.training import checkpoint_files
 from zellige_ray.training.checkpoint_files import Position
 
 MAX_SKIPPED = 3
-MAX_REWINDS = 3  # to the same step: what kills every worker each time is not bad luck
+MAX_FRUITLESS = 5  # deaths of all workers in a row without a new step: that is not bad luck
 SAVE_TIMEOUT_S = 600.0
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
@@ -82,7 +82,7 @@ class Driver:
         self._saver = Saver(folder, config.checkpoint.keep, saved, emit)
         self._asides = Asides(config, folder, train, held_out, self.tokens, self._dispatch, self._crew, self._journal)
         self._position = start.sampler
-        self._skipped, self._rewinds = 0, dict[int, int]()
+        self._skipped, self._fruitless, self._furthest = 0, 0, -1
 
     @property
     def step(self) -> int:
@@ -191,11 +191,12 @@ class Driver:
             if checkpoint is not None:
                 position = checkpoint_files.read_position(checkpoint)
                 step, sampler, where = position.step, SamplerState.from_json(position.sampler), checkpoint.name
-            self._rewinds[step] = self._rewinds.get(step, 0) + 1
-            if self._rewinds[step] > MAX_REWINDS:
+            self._fruitless = 0 if self.step > self._furthest else self._fruitless + 1
+            self._furthest = max(self.step, self._furthest)
+            if self._fruitless >= MAX_FRUITLESS:
                 raise StateLost(
-                    f"all workers died {MAX_REWINDS + 1} times after step {step}, none of them holds the state; going "
-                    f"on means {where}: see the workers' logs for the cause"
+                    f"all workers died {MAX_FRUITLESS + 1} times and none came past step {self._furthest}, none of them "
+                    f"holds the state; going on means {where}: see the workers' logs for the cause"
                 )
             text = f"all workers died: {self.step - step} steps are replayed from {where}"
             self._rule.rewind(Decision(step))
