@@ -247,6 +247,5 @@ def test_a_process_that_closed_its_communicators_exits_cleanly():
         "import torch; from zellige_ray.attention.rehearsal import run_ranks;"
         "print(run_ranks(3, lambda r, c: c.all_reduce(torch.ones(1)).wait().item()))"
     )
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout.strip()) == (0, "[3.0, 3.0, 3.0]"), done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[3.0, 3.0, 3.0]"), done.stderr
