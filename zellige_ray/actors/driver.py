@@ -195,8 +195,8 @@ class Driver:
             self._furthest = max(self.step, self._furthest)
             if self._fruitless >= MAX_FRUITLESS:
                 raise StateLost(
-                    f"all workers died {MAX_FRUITLESS + 1} times and none came past step {self._furthest}, none of them "
-                    f"holds the state; going on means {where}: see the workers' logs for the cause"
+                    f"all workers died {MAX_FRUITLESS + 1} times and none came past step {self._furthest}, none of "
+                    f"them holds the state; going on means {where}: see the workers' logs for the cause"
                 )
             text = f"all workers died: {self.step - step} steps are replayed from {where}"
             self._rule.rewind(Decision(step))
