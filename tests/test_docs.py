@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import doctest
 import importlib
 import re
@@ -125,6 +126,15 @@ def test_commands_are_understood(path: Path) -> None:
 def test_examples_of_yaml_are_configs() -> None:
     (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text(), flags=re.DOTALL)
     assert parse_config(yaml.safe_load(block)).steps == 2000
+
+
+def test_the_readme_shows_what_changes_in_a_torch_trainer_script() -> None:
+    (block,) = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    before, after = (
+        (ROOT / "examples" / f"torch_trainer_{name}.py").read_text().splitlines() for name in ("before", "after")
+    )
+    changed = [line for line in difflib.unified_diff(before, after, lineterm="", n=0) if line[0] in "+-"][2:]
+    assert block.splitlines() == [line for line in changed if line[1:].strip() and line[1:4] != '"""']
 
 
 def test_the_index_lists_every_document() -> None:
