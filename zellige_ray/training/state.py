@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from zellige_ray.config import OptimizerConfig
 from zellige_ray.training.reduction import GradientReducer
 
-
 FINAL_LR = 0.1  # of the full learning rate, at the end of a cosine schedule
 
 
