@@ -108,7 +108,10 @@ class ModelConfig(Section):
     heads: PositiveInt = Field(4, description="Attention heads; the model's width is heads x head_dim.")
     head_dim: int = Field(32, ge=12, multiple_of=2, description="Even, at least 12: it holds 3-D rotary positions.")
     mlp_ratio: PositiveFloat = Field(4.0, description="Hidden width of the MLP over the model width.")
-    checkpointing: Literal["none", "full"] = Field("none", description="Activation checkpointing, per block.")
+    checkpointing: Literal["none", "full", "attention"] = Field(
+        "none",
+        description="Recompute blocks in backward; `attention` keeps attention results: nothing is exchanged twice.",
+    )
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]

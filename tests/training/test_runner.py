@@ -24,6 +24,7 @@ from zellige_ray.training.runner import Runner
 from zellige_ray.training.state import TrainState
 
 MODEL = ModelConfig(name="dit", layers=2, heads=3, head_dim=12)
+JOINT = ModelConfig(name="hunyuan", layers=2, heads=3, head_dim=16)  # captions attend together with the visual tokens
 SPEC = get_spec("dit")
 
 
@@ -33,21 +34,26 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> LatentCache:
     return write_cache(tmp_path_factory.mktemp("tiny") / "cache")
 
 
-def make_runner(cache: LatentCache, dtype: torch.dtype = torch.float64, loss: LossConfig | None = None) -> Runner:
-    adapter, device = get_adapter("dit"), torch.device("cpu")
-    module = adapter.build(MODEL, cache.text_dim, 0, dtype, device)
+def make_runner(
+    cache: LatentCache,
+    dtype: torch.dtype = torch.float64,
+    loss: LossConfig | None = None,
+    model: ModelConfig = MODEL,
+) -> Runner:
+    adapter, device = get_adapter(model.name), torch.device("cpu")
+    module = adapter.build(model, cache.text_dim, 0, dtype, device)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():  # no weight is zero, so that every gradient means something
         for p in module.parameters():
             p.add_(0.05 * torch.randn(p.shape, generator=generator, dtype=torch.float64).to(dtype))
-    loader = Loader(cache, cache.text_dim, adapter, SPEC, loss or LossConfig(), 0, dtype, device)
-    return Runner(adapter.bind(module), TrainState(module, OptimizerConfig(), 1), loader, EngineConfig(), MODEL.heads)
+    loader = Loader(cache, cache.text_dim, adapter, get_spec(model.name), loss or LossConfig(), 0, dtype, device)
+    return Runner(adapter.bind(module), TrainState(module, OptimizerConfig(), 1), loader, EngineConfig(), model.heads)
 
 
-def make(samples: tuple[SampleMeta, ...], world: int, policy: str) -> Plan:
+def make(samples: tuple[SampleMeta, ...], world: int, policy: str, model: ModelConfig = MODEL) -> Plan:
     rows = [Sequence(s.id, SPEC.tokens(s.latent_shape), s.text_tokens) for s in samples]
     cluster = Cluster((0,) * world, (8 << 30,) * world, (1.0,) * world)
-    return make_plan(rows, cluster, CostModel(load_hardware("cpu"), SPEC.preset(MODEL, 8)), policy)
+    return make_plan(rows, cluster, CostModel(load_hardware("cpu"), get_spec(model.name).preset(model, 8)), policy)
 
 
 def gradients(runner: Runner) -> torch.Tensor:
@@ -72,6 +78,29 @@ def test_loss_and_gradients_are_those_of_one_rank_under_every_policy(
     for other_loss, other_grad in run_ranks(3, body):
         assert other_loss == pytest.approx(loss, rel=1e-12)
         assert float((other_grad - grad).abs().max()) <= 1e-10 * float(grad.abs().max())
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("policy", ["zellige", "dp", "cp"])
+def test_a_joint_model_trains_on_its_captions_tokens_too_and_previews_only_visual_ones(
+    cache: LatentCache, policy: str
+) -> None:
+    samples = cache.index().samples
+
+    def body(rank: int, comm: Comm) -> tuple[float, torch.Tensor, list[Any]]:
+        runner = make_runner(cache, torch.float32, model=JOINT)
+        plan, peers = make(samples, comm.size, policy, JOINT), comm if comm.size > 1 else None
+        loss = runner.gradients(plan, samples, 0, peers).loss
+        return loss, gradients(runner), runner.denoise(plan, samples, peers, steps=2)
+
+    ((loss, grad, parts),) = run_ranks(1, body)
+    assert sum(len(p.tokens) for p in parts) == sum(SPEC.tokens(s.latent_shape) for s in samples)
+    seen = 0
+    for other_loss, other_grad, other_parts in run_ranks(3, body):
+        assert other_loss == pytest.approx(loss, rel=1e-5)
+        assert float((other_grad - grad).abs().max()) <= 1e-5 * float(grad.abs().max())
+        seen += sum(len(p.tokens) for p in other_parts)
+    assert seen == sum(len(p.tokens) for p in parts)
 
 
 @pytest.mark.dist

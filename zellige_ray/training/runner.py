@@ -114,10 +114,9 @@ class Runner:
                 share = self.loader.share(layout, metas, PREVIEW_PASS, weights, lambda _: 1.0)
                 x_TCphw = self._euler(share, engine, steps)
                 at = 0
-                for piece in layout.pieces:
-                    stop = at + piece.stop - piece.start
-                    tokens = x_TCphw[at:stop].float().cpu().numpy()
-                    out.append(Denoised(metas[piece.sequence].id, piece.start, tokens))
+                for span in share.spans:
+                    stop = at + span.stop - span.start
+                    out.append(Denoised(span.sample.id, span.start, x_TCphw[at:stop].float().cpu().numpy()))
                     at = stop
             return out
         finally:
