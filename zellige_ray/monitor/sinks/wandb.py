@@ -1,0 +1,37 @@
+"""Weights & Biases: one run there per run folder; WANDB_MODE=offline keeps it on the disk."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from zellige_ray.monitor.events import Event
+from zellige_ray.monitor.sinks.scalars import Scalars
+from zellige_ray.monitor.sinks.sink import SinkRun
+
+PROJECT = "zellige"  # WANDB_PROJECT overrules it
+
+
+class WeightsAndBiases:
+    """A run that is resumed goes on under its old id, because its folder has its old name."""
+
+    def __init__(self, run: SinkRun) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=run.name,
+            id=re.sub(r"[^A-Za-z0-9_-]", "-", run.folder.name),
+            resume="allow",
+            dir=str(run.folder),
+            config=run.config,
+        )
+        self._scalars = Scalars()
+
+    def write(self, events: Sequence[Event]) -> None:
+        for step, values in self._scalars.of(events):
+            self._run.log(values, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
