@@ -147,6 +147,19 @@ def test_a_closed_or_cancelled_communicator_refuses():
         comm.all_reduce(torch.ones(1))
 
 
+def test_a_rank_that_exchanges_nothing_leaves_a_cancelled_epoch_between_two_layers():
+    round_ = Round(("s",), np.array([5]), np.array([0]), np.array([[0, 0, 0, 5]]), np.array([[0, 0, 0, 2, 0, 5]]))
+    comm = Comm.create(HashStore(), 4, 0, 1)
+    engine = AttentionEngine(compile_layout(round_, 0, 2), comm)
+    x = torch.randn(5, 2, 4, requires_grad=True)
+    out = engine.attend(x, x, x)
+    comm.cancel()
+    with pytest.raises(Regroup, match="epoch 4"):
+        engine.attend(x, x, x)
+    with pytest.raises(Regroup, match="epoch 4"):
+        out.sum().backward()
+
+
 def test_over_a_tcp_store_too():
     store = TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=10), wait_for_workers=False)
     assert (

@@ -176,6 +176,11 @@ class Comm:
     def cancelled(self) -> bool:
         return self._cancelled.is_set()
 
+    def check(self) -> None:
+        """Raise Regroup when this Comm was cancelled: for work between two waits, which should end with them."""
+        if self._cancelled.is_set():
+            raise Regroup(f"epoch {self.epoch} was cancelled")
+
     def cancel(self) -> None:
         """Make everybody who waits on this Comm leave with Regroup; any thread, returns at once."""
         self._cancelled.set()
@@ -208,8 +213,7 @@ class Comm:
         return out
 
     def _open(self) -> Group:
-        if self._cancelled.is_set():
-            raise Regroup(f"epoch {self.epoch} was cancelled")
+        self.check()
         if self._group is None:
             raise CommError(f"the communicator of epoch {self.epoch} is closed")
         return self._group

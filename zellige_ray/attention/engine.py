@@ -69,8 +69,9 @@ class AttentionEngine:
 
         At most two exchanges here and two in backward. memo: keeps the result for a recomputation, or brings it back;
         then nothing is exchanged. Raises EngineError for operands that are not the layout's, or that the kernel can't
-        run; CommError and Regroup from the exchange.
+        run; CommError and Regroup from the exchange, and Regroup at once in a cancelled epoch, exchange or not.
         """
+        self.leave_if_cancelled()
         q_TNH, k_TNH, v_TNH = self._operands(q_TNH, k_TNH, v_TNH)
         expected = (self.layout.num_tokens, self.layout.heads)
         if q_TNH.shape[:2] != expected or k_TNH.shape != q_TNH.shape or v_TNH.shape != q_TNH.shape:
@@ -91,6 +92,11 @@ class AttentionEngine:
             assert self.comm is not None
             parts.append(executor.attend(q_TNH[rows], k_TNH[rows], v_TNH[rows], part, self.comm, kernel))
         return torch.cat(parts)
+
+    def leave_if_cancelled(self) -> None:
+        """Raise Regroup in a cancelled epoch; every layer asks, forward and backward."""
+        if self.comm is not None:
+            self.comm.check()
 
     def cross(self, q_TNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, text_lengths: Sequence[int]) -> Tensor:
         """Each piece's queries attend to their caption, locally; text_lengths: tokens per caption, all positive."""

@@ -93,6 +93,7 @@ class AttendLayer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor | None, ...]:
         engine, kernel = ctx.engine, ctx.kernel
+        engine.leave_if_cancelled()
         q, k, v, o_TNH, lse_first, lse_second, q_R1H, k_R1H, v_R1H, o_R1H, lse_R1 = ctx.saved_tensors
         layout, exchange, clock = engine.layout, engine.exchange, engine.clock
         first, second = slice(0, layout.num_first), slice(layout.num_first, layout.num_whole)
