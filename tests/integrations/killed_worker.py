@@ -1,7 +1,7 @@
 """A TorchTrainer script in which a worker kills itself once, run by a test: `killed_worker.py FOLDER STEPS kill`.
 
 Every worker appends (step, loss, world size, seconds) to a file of its own process. With `kill` it goes on until a
-newcomer has done some steps with the others.
+newcomer has done some steps with the others; without, one worker does that many steps alone.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def train_fn(config: dict[str, Any]) -> None:
             size = batch.engine.comm.size if batch.engine.comm is not None else 1
             if config["kill"] and batch.step == KILL_AT and not _first(folder / "killed"):
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.05)
+            time.sleep(0.05 if config["kill"] else 0)
             loss = zr.backward(batch.loss(model(batch)))
             reported = zr.step(optimizer)
             row = {"step": batch.step, "loss": loss, "size": size, "reported": reported, "at": time.monotonic()}
             log.write(json.dumps(row) + "\n")
             log.flush()
-            if reported:
+            if reported and config["kill"]:
                 ray.train.report({"loss": loss})
             full = full + 1 if reported and batch.step > KILL_AT + 1 else full
             if (config["kill"] and full >= FULL_STEPS) or batch.step >= config["steps"]:
@@ -85,7 +85,7 @@ if __name__ == "__main__":
         train_fn,
         torch_config=zr.ZelligeConfig(),
         train_loop_config={"folder": where, "steps": steps, "kill": kill},
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=ScalingConfig(num_workers=2 if kill else 1),
         run_config=RunConfig(failure_config=FailureConfig(max_failures=-1), storage_path=where),
     )
     result = trainer.fit()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import torch
 from torch.distributed import HashStore
 from torch.utils.data import DataLoader, Dataset
 
-from zellige_ray.config import LossConfig, ModelConfig
+from zellige_ray.config import ModelConfig
 from zellige_ray.errors import ConfigError, DataError, ModelError
-from zellige_ray.integrations.meeting import Meeting, Seat
+from zellige_ray.integrations.meeting import Arrival, Meeting, Seat, Verdict
 from zellige_ray.integrations.samples import Samples, draw
 from zellige_ray.integrations.session import Session, Settings
 from zellige_ray.models.registry import get_adapter
@@ -60,6 +61,7 @@ class World:
         self.faults: list[BaseException] = []
         self.threads: dict[str, threading.Thread] = {}
         self.lock = threading.Lock()
+        self.before_meeting: Callable[[int, int], None] = lambda epoch, step: None
 
     def start(self, name: str, passes: int = 2, die_at: int | None = None, dataset: Any = None, **more: Any) -> None:
         arguments = (name, passes, die_at, dataset or Clips(), more)
@@ -67,11 +69,12 @@ class World:
         self.threads[name].start()
 
     def join(self) -> None:
-        for thread in self.threads.values():
-            thread.join(120)
-            assert not thread.is_alive()
+        end = time.monotonic() + 120
+        while any(t.is_alive() for t in list(self.threads.values())) and time.monotonic() < end and not self.faults:
+            time.sleep(0.01)
         if self.faults:
             raise self.faults[0]
+        assert not any(t.is_alive() for t in self.threads.values())
 
     def die(self, name: str) -> None:
         epoch = self.meeting.epoch
@@ -89,7 +92,13 @@ class World:
 
     def _run(self, name: str, passes: int, die_at: int | None, dataset: Any, more: dict[str, Any]) -> None:
         settings = Settings(seed=3, kernel="sdpa", transport="p2p", comm_timeout_s=20.0, **more)
-        session = Session(settings, Seat(name, "n", 8 << 30), CPU, lambda a: self.meeting.meet(a, 60), self.store)
+
+        def meet(arrival: Arrival) -> Verdict:
+            if name == "a":  # arrival.step: what it holds; the vote is on the next one
+                self.before_meeting(arrival.epoch, arrival.step + arrival.ok)
+            return self.meeting.meet(arrival, 60)
+
+        session = Session(settings, Seat(name, "n", 8 << 30), CPU, meet, self.store)
         self.sessions[name] = session
         with self.lock:
             config = ModelConfig(name="dit", layers=2, heads=3, head_dim=12)
@@ -153,16 +162,24 @@ def test_a_worker_that_dies_between_its_batch_and_its_vote_costs_nothing(alone: 
     same(world, "c", alone)
 
 
-def test_a_newcomer_takes_over_and_walks_on_with_the_others(alone: World) -> None:
+@pytest.mark.parametrize("behind", [2, 3, 5, 6])
+def test_a_newcomer_takes_over_behind_any_step_and_walks_on_with_the_others(alone: World, behind: int) -> None:
     world = World(2)
-    world.start("a", passes=2)
-    world.start("b", passes=2, die_at=2)
-    world.threads["b"].join(60)
-    world.start("z", passes=2)
+    came = threading.Event()
+
+    def wait_for_newcomer(epoch: int, step: int) -> None:
+        if epoch > 0 and step == behind and not came.is_set():
+            world.start("z")
+            while "z" not in world.meeting._arrived:
+                time.sleep(0.005)
+            came.set()
+
+    world.before_meeting = wait_for_newcomer
+    world.start("a")
+    world.start("b", die_at=2)
     world.join()
     same(world, "a", alone)
-    if world.losses["z"]:  # it came before the end
-        same(world, "z", alone, first=world.losses["z"][0][0])
+    same(world, "z", alone, first=behind + 1)
 
 
 def test_a_data_set_that_says_its_shapes_is_read_only_where_it_is_needed() -> None:
@@ -277,5 +294,22 @@ def test_outside_of_a_trainer_the_functions_say_what_is_missing() -> None:
         torch_trainer.prepare_model(torch.nn.Linear(1, 1), "dit")
 
 
-def test_loss_settings_reach_the_batch() -> None:
-    assert Settings(loss=LossConfig(weighting="token")).loss.weighting == "token"
+def test_what_a_lost_worker_will_cost_is_said_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from ray.train.backend import Backend
+
+    from zellige_ray.integrations.torch_trainer import ZelligeConfig, limits
+
+    def context(max_failures: int, elastic: bool = False) -> SimpleNamespace:
+        run = SimpleNamespace(failure_config=SimpleNamespace(max_failures=max_failures))
+        return SimpleNamespace(run_config=run, scaling_config=SimpleNamespace(elasticity_enabled=elastic))
+
+    assert limits(context(-1), in_place=True) == []
+    assert "max_failures is 0" in limits(context(0), in_place=True)[0]
+    assert "in_place is False" in limits(context(-1), in_place=False)[0]
+    assert "num_workers is a range" in limits(context(-1, elastic=True), in_place=True)[0]
+    assert ZelligeConfig().backend_cls.has_replica_groups
+    assert not ZelligeConfig(in_place=False).backend_cls.has_replica_groups
+    monkeypatch.delattr(Backend, "has_replica_groups")
+    assert "can't replace one worker" in limits(context(-1), in_place=True)[0]

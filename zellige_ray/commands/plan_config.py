@@ -229,12 +229,12 @@ def lines(a: Answers) -> list[str]:
     if a.fault is not None:
         out.append(f"on {a.ranks} ranks the run can't be placed: {a.fault}")
     else:
-        assert a.step_s is not None and a.slowest_step_s is not None and a.run_s is not None
+        step, slowest, whole = (_span(x) for x in (a.step_s, a.slowest_step_s, a.run_s))
         out += [
-            f"on {a.ranks} ranks, by {a.planned} planned batches: step {a.step_s:.3g} s (slowest "
-            f"{a.slowest_step_s:.3g} s), {a.gap:.2%} over the lower bound",
+            f"on {a.ranks} ranks, by {a.planned} planned batches: step {step} (slowest {slowest}), "
+            f"{a.gap:.2%} over the lower bound",
             f"waste: {a.idle:.1%} of all ranks' time is not compute; rounds per step: up to {a.rounds}",
-            f"the whole run: {a.run_s / 3600:.2g} h",
+            f"the whole run: {whole}",
         ]
     out.append(f"dropped samples: {len(a.never_drawn)} of {a.samples - a.held_out} in a pass")
     out.append(f"can't be used: {len(a.refused)}")
@@ -242,3 +242,12 @@ def lines(a: Answers) -> list[str]:
     if len(a.refused) > SHOWN:
         out.append(f"  and {len(a.refused) - SHOWN} more (--json lists all)")
     return out
+
+
+def _span(seconds: float | None) -> str:
+    """A time in the unit that a person would choose."""
+    assert seconds is not None
+    for limit, unit, name in ((1.0, 1e-3, "ms"), (600.0, 1.0, "s"), (36_000.0, 60.0, "min")):
+        if seconds < limit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds / 3600:.3g} h"

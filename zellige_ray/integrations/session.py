@@ -173,7 +173,7 @@ class Session:
             if verdict.over:
                 self._over = True
                 return False
-            if verdict.commit:
+            if verdict.commit and self._step == verdict.step - 1:  # a newcomer has no part in it
                 self._apply(verdict.step)
                 report = verdict.report
             if verdict.epoch == self._epoch or self._enter(verdict):

@@ -111,14 +111,23 @@ class _Backend(Backend):  # type: ignore[misc]
         self.coordinator = ray.remote(Coordinator).options(num_cpus=0, max_concurrency=LANES).remote(
             size, settings.timeout_s, settings.ping_interval_s, settings.ping_timeout_s
         )  # fmt: skip
-        context = getattr(worker_group, "_train_run_context", None)
-        failure = getattr(getattr(context, "run_config", None), "failure_config", None)
-        if getattr(failure, "max_failures", None) == 0:
-            log.warning("FailureConfig.max_failures is 0: a lost worker ends the run; set it to -1 to go on without")
-        if not self.has_replica_groups:
-            log.warning(
-                "in_place is False: Ray starts all workers again when one is lost, from the script's checkpoint"
-            )
+        for text in limits(getattr(worker_group, "_train_run_context", None), self.has_replica_groups):
+            log.warning(text)
+
+
+def limits(context: Any, in_place: bool) -> list[str]:
+    """What a lost worker will cost more than its step, and why. context: Ray Train's; only settings are read."""
+    out = []
+    failure = getattr(getattr(context, "run_config", None), "failure_config", None)
+    if getattr(failure, "max_failures", None) == 0:
+        out.append("FailureConfig.max_failures is 0: the first lost worker ends the run; -1 goes on without limit")
+    if not in_place:
+        out.append("in_place is False: Ray starts all workers again when one is lost, from the script's own checkpoint")
+    elif not hasattr(Backend, "has_replica_groups"):
+        out.append(f"Ray {ray.__version__} can't replace one worker (2.57 can): it starts all again when one is lost")
+    elif getattr(getattr(context, "scaling_config", None), "elasticity_enabled", False):
+        out.append("num_workers is a range: when Ray changes it, it starts all workers again, from a checkpoint")
+    return out
 
 
 class _InPlace(_Backend):
