@@ -80,7 +80,7 @@ def test_a_killed_worker_costs_one_step_the_survivor_goes_on_and_a_newcomer_join
     assert [r["loss"] for r in counted] == pytest.approx([r["loss"] for r in unbroken], rel=1e-9)
 
 
-def test_the_difference_between_the_scripts_is_small_and_the_readme_shows_it() -> None:
+def test_the_script_after_adds_at_most_ten_lines_and_keeps_the_trainer() -> None:
     before, after = (path.read_text(encoding="utf-8").splitlines() for path in (BEFORE, AFTER))
     lines = list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
     added = [x[1:].strip() for x in lines if x.startswith("+") and x[1:].strip() and not x.startswith('+"""')]
