@@ -36,6 +36,7 @@ verbs: dict[str, Verb] = {
     "config": Verb("zellige_ray.commands.config", "check a configuration, and show every key with its value"),
     "ledger": Verb("zellige_ray.commands.ledger", "verify that a run used every sample exactly once per pass"),
     "doctor": Verb("zellige_ray.commands.doctor", "look at this machine before a run does, and name what to mend"),
+    "top": Verb("zellige_ray.commands.top", "watch a run in a terminal"),
     "report": Verb("zellige_ray.commands.report", "write the report of a run folder again"),
 }
 

@@ -19,6 +19,7 @@ from zellige_ray.actors.memory import Memory, remember
 from zellige_ray.actors.prepared import DRIVER, Prepared
 from zellige_ray.actors.ray_pool import RayPool
 from zellige_ray.actors.session import end_actors
+from zellige_ray.actors.watch import Watch
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.environment import write_environment
 from zellige_ray.monitor.events import Event
@@ -42,6 +43,9 @@ class DriverHost:
         write_environment(folder)
         self._sink = JsonLines(folder / run_folder.METRICS)
         self._sink_fails = self._done = False
+        self._watch = Watch(prepared)
+        for event in self._watch.open():
+            self._emit(event)
         self._driver = Driver(
             prepared.config,
             folder,
@@ -62,6 +66,8 @@ class DriverHost:
             summary = self._driver.run()
         finally:
             self._done = True
+            for event in self._watch.close():
+                self._emit(event)
             self._sink.close()
         text = json.dumps(summary, indent=1, allow_nan=False)
         (self._prepared.folder / run_folder.SUMMARY).write_text(text, encoding="utf-8")
@@ -85,6 +91,8 @@ class DriverHost:
         except OSError:  # a full disk: the saver and the ledger say so
             self._sink_fails = True
         self._events.append(event)
+        for more in self._watch.see(event):
+            self._emit(more)
 
     def _abandoned(self) -> None:
         """Nobody watches any more: a checkpoint if it can be had soon, then nothing of this run may stay."""

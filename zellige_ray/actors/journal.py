@@ -16,6 +16,7 @@ from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.ledger import QUARANTINED, REWIND, Ledger, Record
 from zellige_ray.errors import DataError, PoolError
+from zellige_ray.models.specs import get_spec
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import (
     ComparisonEvent,
@@ -26,12 +27,14 @@ from zellige_ray.monitor.events import (
     PreviewEvent,
     StepEvent,
 )
+from zellige_ray.monitor.figures import plan_flops
 from zellige_ray.placement import Plan, plan_to_json
 
 KEPT_PLANS = 50
 DRIVER = "driver"
 MAX_RESTARTS = 5  # drivers in a row that committed nothing; then it is no accident
 DISK_POLL_S = 2.0
+FLOAT_BYTES = 4  # a preset wants a number; FLOPs don't depend on it
 
 Where = Callable[[], tuple[int, int, Epoch]]
 
@@ -50,6 +53,7 @@ class Journal:
         self._folder, self._train, self._steps, self._tokens, self._emit = folder, train, config.steps, tokens, emit
         self._ledger = Ledger(folder / run_folder.LEDGER, train)
         self._tally = Tally()
+        self._model = get_spec(config.model.name).preset(config.model, FLOAT_BYTES)
         self._where: Where = lambda: (0, 0, Epoch(-1, ()))
         self._plans_fail = False
 
@@ -136,6 +140,7 @@ class Journal:
             seconds=seconds, plan_s=planned.seconds, predicted_s=predicted.step_s,
             lower_bound_s=predicted.lower_bound_s, plan_hash=planned.plan.hash, planned=predicted.ranks,
             measured=tuple(v.times for v in votes), started=min(v.started for v in votes),
+            flops=plan_flops(planned.plan, self._model),
         ))  # fmt: skip
         self._keep_plan(step, planned.plan)
 

@@ -26,6 +26,7 @@ from zellige_ray.errors import CheckpointError, PoolError, ZelligeError
 from zellige_ray.models.specs import get_spec
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import Event, PhaseEvent
+from zellige_ray.monitor.sinks import check_sinks
 from zellige_ray.placement import get_policy, load_hardware
 from zellige_ray.training import checkpoint_files
 
@@ -52,6 +53,7 @@ def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
     """Reads, encodes and compares all that the run needs. Raises Config-, Data-, Model- or CheckpointError."""
     spec = get_spec(config.model.name)
     get_policy(config.placement.policy)
+    check_sinks(config.sinks)
     if config.placement.hardware is not None:
         load_hardware(config.placement.hardware)
     found = checkpoint_files.find(config.resume) if config.resume is not None else None

@@ -61,7 +61,11 @@ class PageServer:
 
     def start(self, host: str, port: int) -> tuple[str, int]:
         """Listens on `port`, or on the next free one; (host, port) in fact. Raises OSError when none can be had."""
-        self._socket = listen(host, port)
+        try:
+            self._socket = listen(host, port)
+        except OSError:
+            self._loop.close()
+            raise
         self._thread.start()
         name = self._socket.getsockname()
         return str(name[0]), int(name[1])
@@ -95,6 +99,8 @@ class PageServer:
             self._loop.run_until_complete(self._live())
         finally:
             self._loop.close()
+            assert self._socket is not None
+            self._socket.close()
 
     async def _live(self) -> None:
         from aiohttp import web
