@@ -18,6 +18,7 @@ from zellige_ray.monitor.simulation import Simulation
 from zellige_ray.monitor.sinks import Sink, SinkRun, check_sinks, sinks
 from zellige_ray.monitor.sinks import feed as feeds
 from zellige_ray.monitor.sinks.feed import Feed
+from zellige_ray.monitor.sinks.names import names
 from zellige_ray.monitor.sinks.scalars import Scalars
 
 STEPS = 12
@@ -228,3 +229,11 @@ def test_mlflow_keeps_every_number_in_the_run_folder(
     assert found.info.status == "FINISHED" and found.data.params["model.name"] == "wan"
     history = client.get_metric_history(found.info.run_id, "loss/train")
     assert sorted((m.step, m.value) for m in history) == curve(rows, "loss/train")
+
+
+def test_every_metric_is_in_the_documents() -> None:
+    text = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
+    for name, one in names.items():
+        full = f"ray_{name}" + ("_total" if one.kind == "counter" else "")
+        tags = ", ".join(f"`{tag}`" for tag in one.tags)
+        assert f"| `{full}` | {one.kind} | {tags} | {one.meaning} |" in text
