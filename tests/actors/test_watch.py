@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import urllib.request
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -76,12 +77,17 @@ def test_the_page_of_a_real_run_is_said_and_shows_its_steps(
             shown, _, text = capsys.readouterr().out.rpartition('{"format"')
             looks.append(json.loads('{"format"' + text))
             assert "loss" in shown and "rank" in shown
+            url = json.loads((tmp_path / "latest" / run_folder.PAGE).read_text())["url"]
+            with urllib.request.urlopen(f"{url}plan.json", timeout=20) as answer:
+                looks.append(json.load(answer))
 
     config = config_of(cache, tmp_path, steps=16, sinks=["tensorboard", "ray"], page={"port": 0})
     train(config, on_event=on_event)
     (said,) = [text for text in notes(events) if text.startswith("live page: ")]
     assert "ssh -L" in said
-    state = looks[0]
+    state, plan = looks
+    assert plan["ranks"] == [0, 1] and plan["sequence"]
+    assert 'class="mosaic"' in (tmp_path / "latest" / run_folder.REPORT).read_text()
     assert 3 <= state["now"]["step"] <= 16
     assert state["loads"]["worker"][0] and state["loads"]["limit_bytes"] > 0
     assert 0 < state["now"]["hfu"] < 5

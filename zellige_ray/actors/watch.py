@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
+import yaml
+
+from zellige_ray.actors.driver import DTYPE_BYTES
 from zellige_ray.actors.prepared import Prepared
 from zellige_ray.errors import ZelligeError
 from zellige_ray.models.specs import get_spec
@@ -25,7 +28,6 @@ from zellige_ray.placement import load_hardware
 
 PAST_BYTES = 4 * 2**20  # of earlier events that a page shows again when its driver was replaced or the run resumed
 ANY_HOST = ("0.0.0.0", "::", "")
-DTYPE_BYTES = 4  # the page asks the model for times and FLOPs, which don't depend on it
 
 
 class Watch:
@@ -34,13 +36,16 @@ class Watch:
     def __init__(self, prepared: Prepared) -> None:
         config, self._folder = prepared.config, prepared.folder
         self._config = config
-        self._model = get_spec(config.model.name).preset(config.model, DTYPE_BYTES)
+        self._model = get_spec(config.model.name).preset(config.model, DTYPE_BYTES[config.engine.dtype])
         run = SinkRun(config.name, self._folder, config.model_dump(mode="json"))
         self._feed = Feed(run, {name: sinks[name] for name in config.sinks})
         self._page: PageServer | None = None
 
     def open(self) -> Iterator[Event]:
-        """Starts the page; a run goes on without one, and says why."""
+        """Writes down the model as plans see it, and starts the page; a run goes on without one, and says why."""
+        with suppress(OSError):  # a full disk costs the report its mosaics, not the run
+            text = yaml.safe_dump(self._model.to_dict(), sort_keys=False)
+            (self._folder / run_folder.MODEL).write_text(text, encoding="utf-8")
         page = self._config.page
         if not page.enabled:
             return
