@@ -233,7 +233,7 @@ class RunConfig(Section):
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="Run folders are named by it and the time.")
     folder: str = Field("runs", description="Run folders are made in it; `latest` in it points to the newest.")
-    seed: int = Field(0, ge=0, description="Of the weights, the order of samples, noise and timesteps.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Of the weights, the order of samples, noise and timesteps.")
     steps: PositiveInt = Field(100, description="Committed optimizer steps, those before a resume included.")
     evaluate_every: PositiveInt = Field(25, description="Steps between measurements of the held-out loss.")
     compare_batches: int = Field(
@@ -269,7 +269,12 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """
     try:
         value = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        yaml.YAMLError,
+    ) as fault:  # ValueError: bad text, a date like 2001-99-99
         raise ConfigError(f"cannot read config {path}: {fault}") from fault
     if not isinstance(value, dict):
         raise ConfigError(f"config {path} must be a mapping of keys, it is {type(value).__name__}")
@@ -318,7 +323,7 @@ _Loader.add_implicit_resolver(
 def _scalar(text: str, raw: str) -> Any:
     try:
         return yaml.load(raw, _Loader)
-    except yaml.YAMLError as fault:
+    except (ValueError, RecursionError, yaml.YAMLError) as fault:
         raise ConfigError(f"override {text!r}: the value is not YAML: {fault}") from fault
 
 

@@ -41,7 +41,7 @@ def settings(cache: LatentCache, folder: Path, **changes: Any) -> dict[str, Any]
         "data": {"source": str(cache.folder), "held_out": 3},
         "batch": {"samples": 5},
         "model": {"name": "dit", "layers": 2, "heads": 3, "head_dim": 12},
-        "workers": {"count": 3},
+        "workers": {"count": 3, "ping_timeout_s": 10},  # machines of tests are busy
         "checkpoint": {"every": 5},
         "preview": {"every": 6, "steps": 2},
         **changes,
@@ -121,6 +121,8 @@ def test_resumed_with_another_number_of_workers_it_goes_on_from_the_newest_check
     assert [e.step for e in events if isinstance(e, StepEvent)] == [8, 9, 10, 11, 12]
     assert (summary["steps"], summary["samples_lost"], summary["samples_doubled"]) == (12, 0, 0)
     assert summary["world_sizes"] == [1, 2]
+    assert summary["images"] + summary["videos"] == summary["samples"]  # both sessions count
+    assert summary["heldout_first"] == once["heldout_first"]
     assert summary["heldout_last"] == pytest.approx(once["heldout_last"], rel=1e-5)
 
 
@@ -190,6 +192,9 @@ def wait_for_steps(folder: Path, steps: int, command: subprocess.Popen[str]) -> 
         (["data.held_out=12"], "12 samples can't give 12 held-out ones"),
         (["workers.min=9", "workers.count=4"], "workers.min is 9, above workers.count 4"),
         (["resume=nowhere"], "no complete checkpoint in"),
+        (["seed=99999999999999999999999"], "seed"),
+        (["name=2020-13-45"], "override 'name=2020-13-45'"),
+        (["placement.policy=bags:x"], "bags"),
         (["stepps=3"], "stepps: unknown key, the nearest known one is steps"),
     ],
 )

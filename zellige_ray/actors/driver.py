@@ -120,7 +120,10 @@ class Driver:
         count = self._config.workers.count
         assert isinstance(count, int)
         if self._start.checkpoint is not None:
-            self._journal.rewound(self._start.step, f"resumed from {Path(self._start.checkpoint).name}")
+            text = f"resumed from {Path(self._start.checkpoint).name}"
+            self._journal.resumed(self._start.step)
+            self._journal.rewound(self._start.step, text)
+            self._emit(NoteEvent("info", f"{text}, at step {self._start.step} of {self._config.steps}"))
             self._batches.recall(self._journal.records())
         self._emit(PhaseEvent("workers", 0, count))
         self._crew.start(count, self._start.checkpoint)
@@ -290,10 +293,10 @@ class Driver:
             )
 
     def _between_steps(self) -> None:
-        self._asides.due(self.step)
-        self._saver.poll(self._crew)
         if self.step % self._config.checkpoint.every == 0:
             self._save()
+        self._asides.due(self.step)
+        self._saver.poll(self._crew)
         if not self._crew.between_steps():
             self._save()
 

@@ -22,7 +22,7 @@ from zellige_ray.actors.session import end_actors
 from zellige_ray.actors.watch import Watch
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.environment import write_environment
-from zellige_ray.monitor.events import Event
+from zellige_ray.monitor.events import Event, NoteEvent
 from zellige_ray.monitor.metrics import JsonLines
 from zellige_ray.monitor.report import write_report
 
@@ -46,6 +46,8 @@ class DriverHost:
         self._watch = Watch(prepared)
         for event in self._watch.open():
             self._emit(event)
+        for text in prepared.notes if memory is None else ():
+            self._emit(NoteEvent("info", text))
         self._driver = Driver(
             prepared.config,
             folder,

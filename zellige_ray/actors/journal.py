@@ -28,6 +28,7 @@ from zellige_ray.monitor.events import (
     StepEvent,
 )
 from zellige_ray.monitor.figures import plan_flops
+from zellige_ray.monitor.metrics import read_events
 from zellige_ray.placement import Plan, plan_to_json
 
 KEPT_PLANS = 50
@@ -68,6 +69,16 @@ class Journal:
         tail = [r for r in self._ledger.records() if r.event in (None, DRIVER)][-MAX_RESTARTS:]
         if len(tail) == MAX_RESTARTS and all(r.event == DRIVER for r in tail):
             raise PoolError(f"the driver died {MAX_RESTARTS} times without a step between: see its log for the cause")
+
+    def resumed(self, step: int) -> None:
+        """Takes over what earlier sessions of this run folder counted up to `step`; a step run again counts once."""
+        path = self._folder / run_folder.METRICS
+        counted: dict[tuple[type, int], StepEvent | HeldOutEvent] = {}
+        for _, event in read_events(path) if path.is_file() else ():
+            if isinstance(event, StepEvent | HeldOutEvent) and event.step <= step:
+                counted[type(event), event.step] = event
+        for event in counted.values():
+            self._tally.see(event)
 
     def records(self) -> list[Record]:
         """The ledger so far."""

@@ -19,15 +19,15 @@ import yaml
 from zellige_ray.actors.prepared import DRIVER, NAMESPACE, Prepared, Start
 from zellige_ray.actors.session import end_actors, ray_session
 from zellige_ray.config import RunConfig
-from zellige_ray.data.cache import LatentCache
 from zellige_ray.data.encode import prepare
+from zellige_ray.data.index import Index
 from zellige_ray.data.sampler import SamplerState
-from zellige_ray.errors import CheckpointError, PoolError, ZelligeError
-from zellige_ray.models.specs import get_spec
+from zellige_ray.errors import CheckpointError, ConfigError, ModelError, PoolError, ZelligeError
+from zellige_ray.models.specs import ModelSpec, get_spec
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import Event, PhaseEvent
 from zellige_ray.monitor.sinks import check_sinks
-from zellige_ray.placement import get_policy, load_hardware
+from zellige_ray.placement import Cluster, CostModel, Sequence, get_policy, load_hardware, make_plan
 from zellige_ray.training import checkpoint_files
 
 CONTROL = "control"
@@ -44,6 +44,7 @@ def train(config: RunConfig, on_event: Callable[[Event], None]) -> dict[str, Any
     prepared = check(config, on_event)
     with ray_session(prepared.config) as (resolved, use_gpu):
         prepared = replace(prepared, config=resolved)
+        check_policy(prepared)
         write_folder(prepared)
         summary = _drive(prepared, use_gpu, on_event)
     return summary
@@ -57,7 +58,14 @@ def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
     if config.placement.hardware is not None:
         load_hardware(config.placement.hardware)
     found = checkpoint_files.find(config.resume) if config.resume is not None else None
-    cache: LatentCache = prepare(config.data, spec, lambda name, done, total: on_event(PhaseEvent(name, done, total)))
+    notes: list[str] = []
+    cache = prepare(
+        config.data,
+        spec,
+        progress=lambda name, done, total: on_event(PhaseEvent(name, done, total)),
+        told=lambda report: notes.extend(report.headlines()),
+    )
+    check_latents(cache.index(), spec)
     index, held_out = cache.index().split(config.data.held_out, config.seed)
     if found is None:
         folder, start = _new_folder(config), Start()
@@ -73,7 +81,28 @@ def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
     metrics = folder / run_folder.METRICS
     before = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
     token = secrets.token_hex(3)
-    return Prepared(config, folder, cache.folder.resolve(), index, held_out, cache.text_dim, start, token, before)
+    latents, text_dim = cache.folder.resolve(), cache.text_dim
+    return Prepared(config, folder, latents, index, held_out, text_dim, start, token, before, tuple(notes))
+
+
+def check_latents(index: Index, spec: ModelSpec) -> None:
+    """Raises ModelError, naming the sample, when the model can't take its latents."""
+    for sample in index.samples:
+        try:
+            spec.tokens(sample.latent_shape)
+        except ModelError as fault:
+            raise ModelError(f"sample {sample.id}: {fault} (model.name, data.source)") from fault
+
+
+def check_policy(prepared: Prepared) -> None:
+    """Raises PlanError when the policy can't plan for this many ranks, by one sample and more memory than there is."""
+    config, sample = prepared.config, prepared.train.samples[0]
+    spec, count = get_spec(config.model.name), config.workers.count
+    assert isinstance(count, int)
+    cluster = Cluster((0,) * count, (1 << 50,) * count, (1.0,) * count)
+    cost = CostModel(load_hardware("cpu"), spec.preset(config.model, dtype_bytes=4))
+    row = Sequence(sample.id, spec.tokens(sample.latent_shape), sample.text_tokens)
+    make_plan([row], cluster, cost, config.placement.policy)
 
 
 def _new_folder(config: RunConfig) -> Path:
@@ -86,15 +115,18 @@ def _new_folder(config: RunConfig) -> Path:
 
 
 def write_folder(prepared: Prepared) -> None:
-    """Makes the run folder with its resolved config, and points `latest` to it."""
+    """Makes the run folder with its resolved config, and points `latest` to it. Raises ConfigError when it can't."""
     folder = prepared.folder
-    folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(prepared.config.model_dump(mode="json"), sort_keys=False)
-    (folder / run_folder.CONFIG).write_text(text, encoding="utf-8")
     link, new = folder.parent / "latest", folder.parent / f".latest-{os.getpid()}"
-    new.unlink(missing_ok=True)
-    new.symlink_to(folder.name)
-    new.replace(link)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / run_folder.CONFIG).write_text(text, encoding="utf-8")
+        new.unlink(missing_ok=True)
+        new.symlink_to(folder.name)
+        new.replace(link)
+    except OSError as fault:
+        raise ConfigError(f"cannot write the run folder {folder}: {fault.strerror or fault}; set folder") from fault
 
 
 def _drive(prepared: Prepared, use_gpu: bool, on_event: Callable[[Event], None]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Prepared:
     """A run that passed every check. folder: where it writes; it exists only for a resumed run. cache: its latents.
 
     token: names this launch among all others. events_before: events that earlier launches left in the run folder.
+    notes: what a person should know of the data, said when the run begins.
     """
 
     config: RunConfig
@@ -38,6 +39,7 @@ class Prepared:
     start: Start
     token: str
     events_before: int = 0
+    notes: tuple[str, ...] = ()
 
     def actor(self, role: str) -> str:
         """The name of an actor of this launch."""

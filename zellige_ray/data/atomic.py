@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -20,7 +21,8 @@ def replace_file(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as fault:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where the folder is no folder there is no draft either
+            draft.unlink(missing_ok=True)
         raise DataError(f"cannot write {path}: {fault.strerror or fault}") from fault
     except BaseException:
         draft.unlink(missing_ok=True)

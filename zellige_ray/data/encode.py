@@ -48,9 +48,15 @@ MAX_DECODERS = 4
 _SHOWN = 5
 
 
-def prepare(config: DataConfig, spec: ModelSpec, progress: Progress | None = None) -> LatentCache:
+def prepare(
+    config: DataConfig,
+    spec: ModelSpec,
+    progress: Progress | None = None,
+    told: Callable[[EncodeReport], None] | None = None,
+) -> LatentCache:
     """The latent cache of a data source: encodes what is missing, returns at once when all is there.
 
+    told: gets the report, unless the source is a cache already.
     Raises DataError like `encode`; for a source that is a cache already, when the model can't use its latents.
     """
     source = Path(config.source)
@@ -58,7 +64,10 @@ def prepare(config: DataConfig, spec: ModelSpec, progress: Progress | None = Non
         cache = LatentCache(source)
         _check_spec(cache.settings, spec, f"latent cache {source}")
         return cache
-    return encode(config, spec, progress)[1]
+    report, cache = encode(config, spec, progress)
+    if told is not None:
+        told(report)
+    return cache
 
 
 def encode(config: DataConfig, spec: ModelSpec, progress: Progress | None = None) -> tuple[EncodeReport, LatentCache]:
@@ -133,6 +142,7 @@ class _Encoding:
             "max_frames": config.max_frames,
             "size_multiple": spec.size_multiple,
             "frame_step": spec.temporal_stride * spec.patch[0],
+            "frame_limit": spec.max_frames,
         }
         _check_spec(settings, spec, f"codec {codec.signature}")
         digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=4).hexdigest()

@@ -61,6 +61,14 @@ class EncodeReport:
         """Plain values."""
         return asdict(self)
 
+    def headlines(self) -> list[str]:
+        """What was encoded and what was left out, in at most four lines."""
+        found = self.lines()[:3]
+        if self.quarantined:
+            names = "; ".join(f"{r.file}: {r.reason}" for r in self.quarantined[:3])
+            found.append(f"{len(self.quarantined)} files can't be used and are set aside ({names})")
+        return found
+
     def lines(self) -> list[str]:
         """The report for a person, one fact per line."""
         samples = self.images + self.videos

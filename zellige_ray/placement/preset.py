@@ -32,7 +32,7 @@ def read_preset(kind: str, name_or_path: str | Path) -> dict[str, Any]:
         )
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as fault:
         raise ConfigError(f"cannot read {kind} preset {path}: {fault}") from fault
     if not isinstance(value, dict):
         raise ConfigError(f"{kind} preset {path} must be a mapping of keys, it is {type(value).__name__}")
