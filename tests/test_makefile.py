@@ -21,9 +21,17 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """make as from a shell, also when these tests are run by make themselves."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "ARGS")}
+    return subprocess.run(
+        ["make", *arguments], cwd=clone, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
 def would_run(clone: Path, *arguments: str) -> str:
     """The commands that make would run, without running them."""
-    answer = subprocess.run(["make", "-n", *arguments], cwd=clone, capture_output=True, text=True, timeout=30)
+    answer = make(clone, "-n", *arguments)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 
@@ -75,9 +83,7 @@ def test_an_old_interpreter_is_named(clone: Path) -> None:
     claim = "import sys; sys.version_info = (3, 9); sys.version = '3.9.1 x'; exec(sys.argv[1])"
     old.write_text(f'#!/bin/sh\nexec python3 -c "{claim}" "$2"\n')
     old.chmod(0o755)
-    answer = subprocess.run(
-        ["make", "train", f"PYTHON={old}"], cwd=clone, capture_output=True, text=True, timeout=30, check=False
-    )
+    answer = make(clone, "train", f"PYTHON={old}")
     assert answer.returncode == 2
     assert "Zellige needs Python 3.11 or newer" in answer.stderr and "is 3.9.1" in answer.stderr
     assert not (clone / ".venv").exists()

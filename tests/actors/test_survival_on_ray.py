@@ -75,7 +75,8 @@ def test_a_killed_driver_starts_again_and_a_frozen_worker_is_removed_while_the_o
     config = make_config(cache, tmp_path, **ENDLESS, workers={"count": 3, "ping_timeout_s": 2.0})
     summary = train(config, on_event=on_event)
     assert seen["after"] == seen["pids"]  # the driver's death changed no worker
-    assert (seen["left"].worker, seen["left"].replayed) == ("worker-2", 5)
+    replayed = next(e for e in events if isinstance(e, StepEvent) and e.step == seen["left"].step).samples
+    assert (seen["left"].worker, seen["left"].replayed) == ("worker-2", replayed)  # 5, or the 4 that end a pass
     assert "no answer to pings" in seen["left"].reason
     steps = [e.step for e in events if isinstance(e, StepEvent)]
     assert steps == list(range(1, summary["steps"] + 1))
