@@ -123,7 +123,11 @@ def measure(folder: Path, num_events: int) -> dict[str, Any]:
         {"kind": h.kind, "stall_s": stall_s(h, events), "survivor_pids_kept": k}
         for h, k in zip(happenings, kept, strict=True)
     ]
-    rows += [{"kind": "join", "stall_s": s, "survivor_pids_kept": True} for s in boundary_stalls(events, "joined")]
+    # pids are compared once the newcomer that follows a blow is in, so every comparison covers a join as well
+    joins_kept = all(kept)
+    rows += [
+        {"kind": "join", "stall_s": s, "survivor_pids_kept": joins_kept} for s in boundary_stalls(events, "joined")
+    ]
     return {
         "hardware": {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()[0]},
         "workers": WORKERS,
