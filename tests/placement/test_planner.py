@@ -50,7 +50,7 @@ def test_a_batch_beyond_memory_becomes_rounds_with_every_rank_within_memory(flux
 
 def test_where_memory_is_nearly_full_tokens_are_level(flux32):
     plan = make_plan(draw_batch("wan-tail", 32, 3), flux32.hardware.cluster(), flux32)
-    capacity = flux32.token_capacity(flux32.hardware.memory_bytes, 32)
+    capacity = flux32.memory.token_capacity(flux32.hardware.memory_bytes, 32)
     assert len(plan.rounds) == 1
     assert max(x.tokens for x in plan.predicted.ranks) <= capacity
 

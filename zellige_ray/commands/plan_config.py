@@ -130,7 +130,7 @@ def answer(config: RunConfig, name: str, hardware: str | None, policy: str | Non
         longest=longest.id,
         longest_tokens=tokens[longest.id],
         longest_shape=longest.latent_shape,
-        state_bytes=int(cost.state_bytes(cluster.world_size)),
+        state_bytes=int(cost.memory.state_bytes(cluster.world_size)),
         memory_bytes=profile.memory_bytes,
         degrees=_degrees(cost, tokens[longest.id], profile.memory_bytes, max(cluster.world_size, fits or 1)),
         ranks_needed=fits,
@@ -161,7 +161,7 @@ def _bytes(cost: CostModel, tokens: int, degree: int) -> float:
     share = -(-tokens // degree)
     rows = 8.0 * share * cost.model.heads if degree > 1 else 0.0
     row_bytes = cost.model.hidden / cost.model.heads * cost.model.dtype_bytes
-    return cost.state_bytes(degree) + share * cost.token_bytes() + rows * row_bytes
+    return cost.memory.state_bytes(degree) + share * cost.memory.token_bytes() + rows * row_bytes
 
 
 def _ranks_needed(cost: CostModel, tokens: int, memory_bytes: int) -> int | None:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from zellige_ray.errors import PlanError
-from zellige_ray.placement.cost import CostModel, FloatArray, IntArray
+from zellige_ray.placement.cost import CostModel
+from zellige_ray.placement.plan import FloatArray, IntArray
 from zellige_ray.placement.sequence import Sequence
 
 MAX_TOKENS = 1 << 40  # of one sequence; sums of a batch stay far inside of int64

@@ -21,6 +21,7 @@ FORMAT = "zellige.plan/1"
 DEFAULT_EXECUTOR = "exchange"
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 
 class Shard(NamedTuple):

@@ -19,9 +19,9 @@ def least_rounds(batch: Batch, cluster: Cluster, cost: CostModel) -> int:
     not fit on all ranks together.
     """
     size = cluster.world_size
-    fits = {m: cost.token_capacity(m, size) for m in set(cluster.memory_bytes)}
+    fits = {m: cost.memory.token_capacity(m, size) for m in set(cluster.memory_bytes)}
     capacity = np.array([fits[m] for m in cluster.memory_bytes])
-    state = cost.state_bytes(size)
+    state = cost.memory.state_bytes(size)
     if capacity.max() < 1:
         raise PlanError(
             f"model {cost.model.name!r}: parameters, gradients and optimizer need {state / GIB:.2f} GiB on each of "
@@ -36,7 +36,7 @@ def least_rounds(batch: Batch, cluster: Cluster, cost: CostModel) -> int:
         )
     total = float(capacity.sum())
     if batch.tokens_S[0] > total:
-        per_token = cost.token_bytes()
+        per_token = cost.memory.token_bytes()
         need, have = float(batch.tokens_S[0]) * per_token, total * per_token
         raise PlanError(
             f"sequence {batch.ids[0]} ({batch.tokens_S[0]} tokens) needs {need / GIB:.2f} GiB of activations, all "

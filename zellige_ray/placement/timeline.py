@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zellige_ray.placement.cluster import Cluster
-from zellige_ray.placement.cost import CostModel, FloatArray, IntArray
-from zellige_ray.placement.plan import Plan, Prediction, RankLoad, Round
+from zellige_ray.placement.cost import CostModel
+from zellige_ray.placement.plan import FloatArray, IntArray, Plan, Prediction, RankLoad, Round
 from zellige_ray.placement.traffic import measure_traffic
 
 
@@ -25,7 +25,7 @@ class RoundTime:
     wait_P, wait_out_P: both exchanges, and the second, of the slowest ranks of its component.
     exposed_P: what of the wait own attention does not hide.
     component_P: number of the component. time_C: seconds of each component. rows_P: rows on the wire, the larger way.
-    moved_rows: rows on the wire, all ranks, one direction. cut_S: is the sequence on more than one rank.
+    moved_rows: rows on the wire, all ranks, one direction. cut_S: is the sequence on more than one rank. peak_P: bytes.
     """
 
     linear_P: FloatArray
@@ -42,6 +42,7 @@ class RoundTime:
     rows_P: FloatArray
     moved_rows: float
     cut_S: NDArray[np.bool_]
+    peak_P: FloatArray
 
     @property
     def layer_s(self) -> float:
@@ -68,6 +69,8 @@ def time_round(round_: Round, cluster: Cluster, cost: CostModel) -> RoundTime:
     way_WP = (wire_WSP * (cost.row_bytes / rate_S1)).max(axis=1) + cost.latency_s * traffic.peers_R
     component_P = number_components(traffic.links_L2, size)
     num = int(component_P.max()) + 1
+    tokens_P = np.bincount(shards[:, 1], weights=length_K, minlength=size).astype(np.int64)
+    rows_P = wire_WSP.sum(axis=1).max(axis=0)
     wait_out_P = _most(way_WP[1], component_P, num)[component_P]
     wait_P = _most(way_WP[0], component_P, num)[component_P] + wait_out_P
     hidden_P = _during_exchange(own_P, wait_P, cost)
@@ -83,10 +86,11 @@ def time_round(round_: Round, cluster: Cluster, cost: CostModel) -> RoundTime:
         exposed_P=hidden_P - own_P,
         component_P=component_P,
         time_C=busy_C,
-        tokens_P=np.bincount(shards[:, 1], weights=length_K, minlength=size).astype(np.int64),
-        rows_P=wire_WSP.sum(axis=1).max(axis=0),
+        tokens_P=tokens_P,
+        rows_P=rows_P,
         moved_rows=float(traffic.sent_WSR.sum()),
         cut_S=traffic.cut_S,
+        peak_P=cost.memory.peak_bytes(round_, traffic, tokens_P, rows_P),
     )
 
 
@@ -107,7 +111,7 @@ def predict(rounds: list[RoundTime], cluster: Cluster, cost: CostModel, lower_bo
     attention = sum(r.attention_P for r in rounds) * layers
     exposed = sum(r.exposed_P for r in rounds) * layers
     tokens = sum(r.tokens_P for r in rounds)
-    peak = np.max([peak_bytes(r, cluster.world_size, cost) for r in rounds], axis=0)
+    peak = np.max([r.peak_P for r in rounds], axis=0)
     columns = (linear, attention, exposed, step_s - linear - attention - exposed, peak, tokens)
     table = zip(*(np.asarray(c).tolist() for c in columns), strict=True)
     ranks = tuple(RankLoad(k, a, b, c, max(0.0, d), int(e), int(f)) for k, (a, b, c, d, e, f) in enumerate(table))
@@ -115,12 +119,6 @@ def predict(rounds: list[RoundTime], cluster: Cluster, cost: CostModel, lower_bo
         work = float((np.asarray(linear) + np.asarray(attention)) @ np.array(cluster.speed))
         lower_bound_s = work / sum(cluster.speed)
     return Prediction(step_s, lower_bound_s, ranks)
-
-
-def peak_bytes(time: RoundTime, world_size: int, cost: CostModel) -> FloatArray:
-    """Peak memory of each rank in a round: state, activations of its tokens, buffers of one exchange. Units: bytes."""
-    activations = time.tokens_P * cost.token_bytes()
-    return np.asarray(cost.state_bytes(world_size) + activations + cost.wire_buffer_bytes(time.rows_P))
 
 
 def number_components(links_L2: IntArray, size: int) -> IntArray:

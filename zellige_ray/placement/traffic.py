@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zellige_ray.placement.cost import FloatArray
-from zellige_ray.placement.plan import IntArray, Round
+from zellige_ray.placement.plan import FloatArray, IntArray, Round
 
 PAIRS_AT_ONCE = 4_000_000  # limits the memory of the pairwise expansion
 
@@ -43,14 +42,14 @@ def measure_traffic(round_: Round, node_of_rank: IntArray, head_group: int) -> T
         return Traffic(flows[0], flows[1], peers, cut_S, first_S, np.zeros((0, 2), dtype=np.int64))
     shards, tiles = shards[cut_S[shards[:, 0]]], tiles[cut_S[tiles[:, 0]]]
     held = np.unique(np.concatenate([first_S[x[:, 0]] * size + x[:, 1] for x in (shards, tiles)]))
-    fresh_M = _fresh_heads(tiles, head_group)
+    fresh_M = fresh_heads(tiles, head_group)
     met = [_flow(shards[a:b], tiles, fresh_M, node_of_rank, flows) for a, b in _portions(shards, tiles, num)]
     pair = np.unique(np.concatenate(met))
     peers = np.bincount(pair // size, minlength=size) + np.bincount(pair % size, minlength=size)
     return Traffic(flows[0], flows[1], peers, cut_S, first_S, np.stack([held // size, held % size], axis=1))
 
 
-def _fresh_heads(tiles_M6: IntArray, head_group: int) -> IntArray:
+def fresh_heads(tiles_M6: IntArray, head_group: int) -> IntArray:
     """Key heads that each tile adds to those its rank already got for the sequence; tiles are sorted."""
     start = tiles_M6[:, 2] // head_group
     stop = -(-tiles_M6[:, 3] // head_group)

@@ -17,7 +17,7 @@ from zellige_ray.placement.plan import Round
 from zellige_ray.placement.policies.bags import Spec, all_specs, place_spec
 from zellige_ray.placement.stages.pool import even_wait
 from zellige_ray.placement.stages.scene import Scene
-from zellige_ray.placement.timeline import peak_bytes, time_round
+from zellige_ray.placement.timeline import time_round
 
 WORK = 1500  # sequences placed in all while trying mixed specs
 MARGIN = 0.998  # a floor must be below this share of the plan's time to be tried
@@ -50,7 +50,7 @@ def best_of_portfolio(
         return plan
     other = place_spec(batch, cluster, cost, chosen)
     timed = time_round(other, cluster, cost)
-    fits = bool((peak_bytes(timed, size, cost) <= np.array(cluster.memory_bytes)).all())
+    fits = bool((timed.peak_P <= np.array(cluster.memory_bytes)).all())
     return other if fits and timed.layer_s < time_round(plan, cluster, cost).layer_s else plan
 
 

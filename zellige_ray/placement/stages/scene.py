@@ -65,8 +65,8 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
     passes = tuple(zip(cost.compute_shares, cost.exchange_shares, strict=True))
     quantum = cost.row_bytes * group
     size = cluster.world_size
-    buffers = BUFFERED * cost.model.hidden * cost.model.dtype_bytes / cost.token_bytes()
-    fits = {m: cost.token_capacity(m, size) / (1 + buffers) for m in set(cluster.memory_bytes)}
+    buffers = BUFFERED * cost.model.hidden * cost.model.dtype_bytes / cost.memory.token_bytes()
+    fits = {m: cost.memory.token_capacity(m, size) / (1 + buffers) for m in set(cluster.memory_bytes)}
     cap = tuple([fits[m] for m in cluster.memory_bytes])
     return Scene(
         tokens=batch.tokens_S.tolist(),
