@@ -13,6 +13,7 @@ import pytest
 
 import zellige_ray
 from zellige_ray import cli, errors
+from zellige_ray.commands.arguments import run_command
 from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.ledger import Ledger
 from zellige_ray.data.record import Record
@@ -145,3 +146,27 @@ def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
     answer = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert answer.returncode == 0
     assert "Traceback" not in answer.stderr
+
+
+def test_an_output_that_is_full_is_a_named_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "zellige_ray", "config", "--markdown"]
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert answer.returncode == 1
+    assert (
+        answer.stderr == "error: the output can't be written: No space left on device; free space, or write elsewhere\n"
+    )
+
+
+@pytest.mark.parametrize("name", cli.verbs)
+def test_every_command_takes_its_words_in_any_order(name: str) -> None:
+    """Words behind an option are read, or left to a command's own commands."""
+    module = importlib.import_module(cli.verbs[name].module)
+    seen: list[argparse.Namespace] = []
+    fake = FakeVerb(ZeroDivisionError())
+    fake.add_arguments = module.add_arguments  # type: ignore[method-assign]
+    fake.run = lambda args: seen.append(args) or 0  # type: ignore[method-assign, func-returns-value]
+    words = {"simulate": ["--json", "--workload", "few", "--hardware", "cpu", "--model", "flux"]}
+    words |= {"data": ["index", "--json", "somewhere"], "bench": ["planner", "--json"], "report": ["somewhere"]}
+    assert run_command(name, fake, words.get(name, ["--json", "one"])) == 0
+    assert len(seen) == 1

@@ -5,18 +5,20 @@ Exit codes: 0 fine, 1 a named error, 2 bad input, 3 the pool of workers, 130 int
 
 from __future__ import annotations
 
-import argparse
 import difflib
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from zellige_ray.commands.arguments import run_command
 from zellige_ray.errors import ZelligeError
 
 INTERRUPTED = 130
 BAD_INPUT = 2
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class Verb(NamedTuple):
@@ -45,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code; prints errors on stderr, never a traceback for a ZelligeError."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except ZelligeError as fault:
         print(f"error: {fault}", file=sys.stderr)
         return fault.exit_code
@@ -53,9 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output left (`zellige plan ... | head`): say nothing, also not at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()  # the reader left (`zellige plan ... | head`)
         return 0
+    except OSError as fault:
+        if fault.errno not in REFUSED:
+            raise
+        where = fault.filename or "the output"
+        print(f"error: {where} can't be written: {fault.strerror}; free space, or write elsewhere", file=sys.stderr)
+        _forget_output()
+        return ZelligeError.exit_code
+
+
+def _forget_output() -> None:
+    """What is still to be written to stdout goes nowhere, so that Python does not complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -72,11 +87,7 @@ def _dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(name, verbs, n=1, cutoff=0.0)[0]
         print(f"error: unknown command {name!r}; did you mean {near!r}? `zellige --help` lists all", file=sys.stderr)
         return BAD_INPUT
-    module = importlib.import_module(verbs[name].module)
-    parser = argparse.ArgumentParser(prog=f"zellige {name}", description=module.__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    module.add_arguments(parser)
-    return int(module.run(parser.parse_args(rest)))
+    return run_command(name, importlib.import_module(verbs[name].module), rest)
 
 
 def _help() -> str:

@@ -250,5 +250,5 @@ class RunConfig(Section):
         description="Where metrics go beside metrics.jsonl: `ray` (Prometheus), `tensorboard`, `wandb`, `mlflow`.",
     )
     peak_flops: PositiveFloat | None = Field(
-        None, description="FLOP/s of one rank that HFU is measured against; null: the measured linear rate."
+        None, description="Peak FLOP/s of one rank, which HFU is measured against; null: FLOP/s are shown in its place."
     )

@@ -20,7 +20,7 @@ def test_each_event_is_one_line_with_who_why_seconds_and_samples(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step      2  epoch    1  workers   2  left         worker-1: the actor died; 5 samples")
     assert lines[0].endswith(" s lost")
-    assert "joined       worker-3: took over step 3 from a peer (pid 104)" in lines[1]
+    assert "joined       worker-3: process 104 took over step 3 from a peer" in lines[1]
     assert main(["ledger", str(tmp_path), "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert (value["ok"], value["samples_lost"], value["samples_doubled"]) == (True, 0, 0)

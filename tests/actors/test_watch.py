@@ -90,7 +90,7 @@ def test_the_page_of_a_real_run_is_said_and_shows_its_steps(
     assert 'class="mosaic"' in (tmp_path / "latest" / run_folder.REPORT).read_text()
     assert 3 <= state["now"]["step"] <= 16
     assert state["loads"]["worker"][0] and state["loads"]["limit_bytes"] > 0
-    assert 0 < state["now"]["hfu"] < 5
+    assert state["now"]["hfu"] is None and state["now"]["flops_per_s"] > 0, "no peak is set"
     assert all(e.flops > 0 for e in events if isinstance(e, StepEvent))
     assert list((tmp_path / "latest" / "tensorboard").iterdir())
     assert not (tmp_path / "latest" / run_folder.PAGE).exists(), "a run that ended has no page"
@@ -120,16 +120,16 @@ def test_no_page_where_it_is_turned_off(cache: LatentCache, tmp_path: Path) -> N
     assert list(watch.open()) == [] and watch.close() == []
 
 
-@pytest.mark.parametrize(("peak", "kind", "flops"), [(None, "measured", 5e10), (2e12, "setting", 2e12)])
-def test_the_peak_of_hfu_is_a_setting_or_measured_and_says_which(
-    cache: LatentCache, tmp_path: Path, peak: float | None, kind: str, flops: float
+@pytest.mark.parametrize(("peak", "flops"), [(None, 0.0), (2e12, 2e12)])
+def test_hfu_has_a_peak_only_where_one_is_set(
+    cache: LatentCache, tmp_path: Path, peak: float | None, flops: float
 ) -> None:
     prepared = prepare(cache, tmp_path, page={"enabled": False}, peak_flops=peak)
     hardware = (Path(cli.__file__).parent / "placement/presets/hardware/cpu.yaml").read_text()
     (prepared.folder / run_folder.HARDWARE).write_text(hardware)
     watch = Watch(prepared)
     (rates,) = watch.see(PhaseEvent("profile", 1, 1))
-    assert isinstance(rates, RatesEvent) and (rates.peak, rates.peak_flops) == (kind, flops)
+    assert isinstance(rates, RatesEvent) and rates.peak_flops == flops
     watch.close()
 
 

@@ -56,7 +56,7 @@ def step_event(number: int, ranks: int = 4, seconds: float = 0.5, tokens: int = 
 @pytest.fixture
 def events() -> list[Event]:
     out: list[Event] = [PhaseEvent("encode", 0, 4), PhaseEvent("encode", 4, 4), NoteEvent("info", "kernel: sdpa [cpu]")]
-    out.append(RatesEvent(2e9, 1e9, 2e9, "measured", 2 << 30))
+    out.append(RatesEvent(2e9, 1e9, 2e9, 2 << 30))
     for number in range(1, STEPS + 1):
         if number == BROKEN:
             out.append(MembershipEvent(number, 1, "left", "w3", "SIGKILL <b>", 0.31, 8))

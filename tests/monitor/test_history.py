@@ -9,8 +9,15 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from zellige_ray.monitor.events import ComparisonEvent, RatesEvent, StepEvent
-from zellige_ray.monitor.figures import plan_flops
+from zellige_ray.monitor.events import (
+    CheckpointEvent,
+    ComparisonEvent,
+    HeldOutEvent,
+    NoteEvent,
+    RatesEvent,
+    StepEvent,
+)
+from zellige_ray.monitor.figures import flops_text, plan_flops
 from zellige_ray.monitor.history import WINDOW, History
 from zellige_ray.placement import Cluster, CostModel, Sequence, load_hardware, load_model, make_plan
 
@@ -75,11 +82,11 @@ def test_hfu_is_flops_over_seconds_ranks_and_peak(history: History) -> None:
     assert history.hfu() == pytest.approx(3e8 / (0.5 * 2e9))
     figures = history.figures()
     assert figures["hfu"] == pytest.approx(0.3)
-    assert (figures["hfu_peak_flops"], figures["hfu_peak"]) == (2e9, "measured")
+    assert (figures["hfu_peak_flops"], figures["flops_per_s"]) == (2e9, pytest.approx(6e8))
 
 
 def test_hfu_is_absent_where_nobody_counted_flops(make_step: Callable[..., StepEvent]) -> None:
-    history = History(rates=RatesEvent(2e9, 1e9, 2e9, "setting", 1 << 30))
+    history = History(rates=RatesEvent(2e9, 1e9, 2e9, 1 << 30))
     history.see(dataclasses.replace(make_step(1), flops=0.0))
     assert history.hfu() is None and "hfu" not in history.figures()
 
@@ -101,3 +108,38 @@ def test_flops_of_a_plan_are_those_of_the_cost_model(name: str, checkpointing: L
 
 def test_prediction_error_is_measured_over_predicted(history: History) -> None:
     assert history.prediction_error() == pytest.approx(0.5 / 0.42 - 1)
+
+
+def test_without_a_peak_there_is_no_hfu_but_flops_per_second(make_step: Callable[..., StepEvent]) -> None:
+    history = History()
+    history.see(RatesEvent(2e9, 1e9, 0.0, 1 << 30))
+    history.see(make_step(1))
+    assert history.hfu() is None and "hfu" not in history.figures()
+    assert history.flops_per_s() == pytest.approx(6e8), "3e8 of each rank in half a second"
+    assert flops_text(6e8) == "600 MFLOP/s" and flops_text(1.234e12) == "1.23 TFLOP/s"
+
+
+def test_a_step_that_was_run_again_counts_once_with_its_last_value(make_step: Callable[..., StepEvent]) -> None:
+    history = History()
+    for turn, number in enumerate((1, 2, 3, 4, 2, 3)):
+        history.see(dataclasses.replace(make_step(number), loss=float(turn)))
+        history.see(HeldOutEvent(number, 1.0))
+    assert [s.step for s in history.steps] == [e.step for e in history.held_out] == [1, 2, 3]
+    assert [s.loss for s in history.steps] == [0.0, 4.0, 5.0]
+    assert history.replays == [(1, 4)]
+    assert history.figures()["tokens"] == 18_000
+
+
+def test_ten_thousand_steps_of_eight_ranks_fit_into_a_bounded_history(make_step: Callable[..., StepEvent]) -> None:
+    history, step = History(kept=100), make_step(1, ranks=8)
+    for number in range(1, 10_001):
+        history.see(dataclasses.replace(step, step=number))
+        history.see(NoteEvent("info", "a note"))
+        history.see(CheckpointEvent(number, "checkpoints/step", 0.1))
+    assert max(map(len, (history.steps, history.notes, history.checkpoints))) < 200
+    assert sum(bool(s.planned) for s in history.steps) == WINDOW, "loads are kept of the newest steps only"
+    assert history.steps[-1].step == 10_000 and len(history.measured()) == 8
+    whole = History()
+    for number in range(1, 101):
+        whole.see(dataclasses.replace(step, step=number))
+    assert len(whole.steps) == 100, "a report sees all of them"

@@ -118,5 +118,5 @@ def test_the_slow_rank_of_a_simulation_is_named(tmp_path: Path) -> None:
 def test_a_change_of_members_is_told_at_once(state: PageState) -> None:
     state.see(MembershipEvent(3, 1, "left", "w1", "SIGKILL", 0.2, 4), 5.0)
     assert state.told()["told"]["kind"] == "left"
-    state.see(RatesEvent(1.0, 1.0, 1.0, "measured", 1), 6.0)
+    state.see(RatesEvent(1.0, 1.0, 1.0, 1), 6.0)
     assert state.told()["told"]["kind"] == "left"

@@ -54,7 +54,7 @@ def test_log_has_a_timestamped_line_for_every_happening(events: list[Event], clo
     assert sum(" step " in line and "/12" in line for line in lines) == 12
     told = "\n".join(lines)
     assert "encode 4/4" in told
-    assert "worker w3 left (SIGKILL <b>): epoch 1, 0.31 s lost, 8 samples replayed" in told
+    assert "w3 left: SIGKILL <b>; epoch 1, 0.31 s lost, 8 samples replayed" in told
     assert "warning: the disk has 12 MiB left" in told
     assert "kernel: sdpa [cpu]" in told, "square brackets in a text are no markup"
     assert "policies on the same 5 batches: zellige 0.400 s, dp 0.600 s, cp 0.700 s" in told
@@ -93,6 +93,17 @@ def test_time_left_is_by_tokens_not_by_steps(make_step: Callable[..., StepEvent]
     assert progress.left_s() == pytest.approx(1800 / (200 / 20))
 
 
+def test_time_left_does_not_count_the_first_step_once_there_is_another(
+    make_step: Callable[..., StepEvent], clock: Clock
+) -> None:
+    """The first step compiles and fills caches: 100 s here, the others take one."""
+    progress = Progress(12, log(), clock)
+    for number, seconds in ((1, 100.0), (2, 1.0), (3, 1.0)):
+        clock.now_s += seconds
+        progress.see(make_step(number))
+    assert progress.left_s() == pytest.approx(9.0)
+
+
 def test_time_left_does_not_count_preparation(make_step: Callable[..., StepEvent], clock: Clock) -> None:
     progress = Progress(2, log(), clock)
     assert progress.left_s() is None
@@ -113,7 +124,7 @@ def test_terminal_shows_figures_and_load_bars(events: list[Event], clock: Clock)
     shown = text_of(console)
     for piece in ("12/12", "planned", "measured", "linear", "attention", "█", "▓"):
         assert piece in shown, piece
-    assert "worker w3 left" in shown
+    assert "w3 left" in shown
 
 
 @pytest.mark.parametrize("name", ["CI", "NO_COLOR"])

@@ -16,10 +16,11 @@ import pytest
 
 from zellige_ray.errors import ConfigError
 from zellige_ray.monitor import run_folder
-from zellige_ray.monitor.events import MembershipEvent
+from zellige_ray.monitor.events import Event, MembershipEvent, StepEvent
+from zellige_ray.monitor.history import History
 from zellige_ray.monitor.metrics import JsonLines
 from zellige_ray.monitor.report import write_report
-from zellige_ray.monitor.sections import MAX_EMBEDDED_BYTES, smoothed
+from zellige_ray.monitor.sections import MAX_EMBEDDED_BYTES, loss, smoothed
 
 VOID = {"meta", "img", "br", "link", "input"}
 
@@ -76,7 +77,7 @@ def test_page_shows_what_happened(page: Page) -> None:
     for piece in (
         "held-out loss fell by",
         "rank 2",
-        "worker w3 left (SIGKILL <b>)",
+        "w3 left: SIGKILL <b>",
         "the disk has 12 MiB left",
         "zellige",
         "cp",
@@ -198,3 +199,12 @@ def test_browser_lays_the_page_out_without_sideways_scrolling(folder: Path, tmp_
     assert found, answer.stdout[:500] + answer.stderr[-500:]
     seen = json.loads(found.group(1).replace("&quot;", '"'))
     assert seen == {"sideways": 0, "charts": 2}, "the page fits, and each chart shows one of its two drawings"
+
+
+def test_a_replay_is_a_mark_and_no_zigzag(events: list[Event]) -> None:
+    history = History()
+    steps = [e for e in events if isinstance(e, StepEvent)]
+    for event in [*steps[:9], *steps[4:]]:
+        history.see(event)
+    assert [s.step for s in history.steps] == list(range(1, 13))
+    assert "back from step 9" in loss(history)

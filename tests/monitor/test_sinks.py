@@ -90,8 +90,9 @@ def test_numbers_of_a_step_have_stable_names(simulation: Simulation) -> None:
     assert step == 1
     assert sorted(values) == [
         "loss/train", "optimizer/grad_norm", "optimizer/lr", "ranks/idle_share", "ranks/imbalance",
-        "ranks/memory_bytes_max", "rate/hfu", "rate/samples_per_s", "rate/tokens_per_s", "run/epoch", "run/workers",
-        "step/lower_bound_s", "step/plan_s", "step/predicted_s", "step/prediction_error", "step/seconds",
+        "ranks/memory_bytes_max", "rate/flops_per_s", "rate/hfu", "rate/samples_per_s", "rate/tokens_per_s",
+        "run/epoch", "run/workers", "step/lower_bound_s", "step/plan_s", "step/predicted_s",
+        "step/prediction_error", "step/seconds",
     ]  # fmt: skip
     assert 1.2 < values["ranks/imbalance"] < 1.4, "one rank of the simulation is slow"
 

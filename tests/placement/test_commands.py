@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,39 @@ def test_bad_arguments_exit_with_2_and_write_nothing(batch, capsys, tmp_path, ar
     out = tmp_path / "plan.json"
     assert plan("--batch", batch, "--out", str(out), *arguments) == 2
     assert match in capsys.readouterr().err and not out.exists()
+
+
+def test_options_and_words_come_in_any_order(capsys):
+    words = ["data.source=nowhere", "--hardware", "a800-16", "steps=7"]
+    assert main(["plan", "mini", "--json", *words, "--batches", "2", "stepz=3"]) == 2
+    assert "stepz: unknown key, the nearest known one is steps" in capsys.readouterr().err
+
+
+def test_an_output_that_is_an_input_is_refused_and_the_input_stays(batch, capsys, tmp_path):
+    before = Path(batch).read_bytes()
+    (tmp_path / "link.json").symlink_to(batch)
+    for out in (batch, str(tmp_path / "link.json"), str(tmp_path / ".." / tmp_path.name / "b.jsonl")):
+        assert plan("--batch", batch, "--out", out) == 2
+        assert f"--out {out}: the command reads this file" in capsys.readouterr().err
+    picture = str(tmp_path / "p.svg")
+    Path(picture).write_text('{"id": "a", "tokens": 9}\n')
+    words = ["simulate", "--workload", batch, picture, "--hardware", "a800-16", "--model", "flux"]
+    assert main([*words, "--picture", picture]) == 2
+    assert "--picture" in capsys.readouterr().err
+    assert Path(batch).read_bytes() == before
+
+
+def test_two_outputs_are_not_one_file(batch, capsys, tmp_path):
+    one = str(tmp_path / "one.json")
+    assert plan("--batch", batch, "--out", one, "--trace", one) == 2
+    assert f"--trace {one}: --out is the same file" in capsys.readouterr().err
+    assert plan("--batch", batch, "--out", "/dev/null", "--trace", "/dev/null") == 0
+
+
+def test_a_disk_that_refuses_is_a_named_error_and_the_device_stays_one(batch, capsys):
+    assert plan("--batch", batch, "--out", "/dev/full") == 1
+    assert "error: --out /dev/full: it can't be written: No space left on device" in capsys.readouterr().err
+    assert Path("/dev/full").is_char_device()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from zellige_ray.monitor.mosaic import draw_mosaic, mosaic_figure
+from zellige_ray.monitor.mosaic import mosaic_figure, mosaic_picture
 from zellige_ray.monitor.trace import chrome_trace
 from zellige_ray.placement import make_plan
 from zellige_ray.placement.segments import plan_segments
@@ -37,10 +37,9 @@ def test_segments_of_a_rank_add_up_to_its_load_and_never_overlap(scene):
         assert mine[-1].stop_s <= ends[-1] * (1 + 1e-9)
 
 
-def test_the_mosaic_is_written_as_svg_and_png(scene, tmp_path):
-    for name, start in (("m.svg", b"<?xml"), ("m.png", b"\x89PNG")):
-        draw_mosaic(*scene, tmp_path / name)
-        assert (tmp_path / name).read_bytes().startswith(start)
+def test_the_mosaic_is_drawn_as_svg_and_png(scene):
+    for ending, start in ((".svg", b"<?xml"), (".png", b"\x89PNG")):
+        assert mosaic_picture(*scene, ending).startswith(start)
 
 
 def test_the_mosaic_names_ranks_nodes_bound_and_anchors(scene):

@@ -13,6 +13,7 @@ from zellige_ray.actors.pool import Adopted, Gathered, Pool
 from zellige_ray.config import WorkersConfig
 from zellige_ray.errors import PoolError
 from zellige_ray.monitor.events import MembershipEvent, NoteEvent
+from zellige_ray.words import counted
 
 MAX_ATTEMPTS = 5
 MAX_FAILED = 5  # workers in a row that could not be set up; then none is asked for any more
@@ -176,7 +177,7 @@ class Crew:
             seconds = time.monotonic() - start
             for member in arrived:
                 if member.worker in self.epoch.workers:
-                    reason = f"took over step {self._decided().step} from a peer (pid {member.pid})"
+                    reason = f"process {member.pid} took over step {self._decided().step} from a peer"
                     self._changed("joined", member.worker, reason, seconds, 0)
                     seconds = 0.0
             self._tell_gone(seconds, 0)
@@ -207,7 +208,7 @@ class Crew:
             alive = self.epoch.size + len(members)
             if waited > self._settings.wait_timeout_s:
                 raise PoolError(
-                    f"{alive} live workers are left, {self._settings.min} are needed (workers.min); waited "
+                    f"{counted(alive, 'live worker')} left, {self._settings.min} needed (workers.min); waited "
                     f"{waited:.0f} s (workers.wait_timeout_s), {self._pool.room()}"
                 )
             if waited - said >= SAY_EVERY_S:

@@ -36,6 +36,7 @@ from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent
 from zellige_ray.placement import HardwareProfile
 from zellige_ray.training import checkpoint_files
 from zellige_ray.training.checkpoint_files import Position
+from zellige_ray.words import counted
 
 MAX_SKIPPED = 3
 MAX_FRUITLESS = 5  # deaths of all workers in a row without a new step: that is not bad luck
@@ -184,7 +185,7 @@ class Driver:
         write_hardware(self._folder, hardware)
         self._dispatch.planner = Planner(self._spec, model, hardware, self._speeds, self._config.placement.policy)
         self._emit(PhaseEvent("profile", 1, 1))
-        self._emit(NoteEvent("info", f"{self._crew.epoch.size} ranks; {describe(hardware)}"))
+        self._emit(NoteEvent("info", f"{counted(self._crew.epoch.size, 'rank')}; {describe(hardware)}"))
 
     def _go_back(self, ready: Sequence[Member] = ()) -> None:
         """Nobody holds the state any more: on from the newest complete checkpoint; the ledger says what is replayed."""
@@ -201,7 +202,7 @@ class Driver:
                     f"all workers died {MAX_FRUITLESS + 1} times and none came past step {self._furthest}, none of "
                     f"them holds the state; going on means {where}: see the workers' logs for the cause"
                 )
-            text = f"all workers died: {self.step - step} steps are replayed from {where}"
+            text = f"all workers died: {counted(self.step - step, 'step')} to be replayed from {where}"
             self._rule.rewind(Decision(step))
             self._position = sampler
             self._journal.rewound(step, text)

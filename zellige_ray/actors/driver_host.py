@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from zellige_ray.actors.backlog import Backlog
 from zellige_ray.actors.driver import Driver
 from zellige_ray.actors.lease import Lease
 from zellige_ray.actors.memory import Memory, remember
@@ -20,6 +21,7 @@ from zellige_ray.actors.prepared import DRIVER, Prepared
 from zellige_ray.actors.ray_pool import RayPool
 from zellige_ray.actors.session import end_actors
 from zellige_ray.actors.watch import Watch
+from zellige_ray.files import write_file
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.environment import write_environment
 from zellige_ray.monitor.events import Event, NoteEvent
@@ -39,7 +41,7 @@ class DriverHost:
         memory: Memory | None = None
         if ray.get_runtime_context().was_current_actor_reconstructed:
             memory = remember(folder, prepared.token, prepared.events_before)
-        self._events: list[Event] = list(memory.history) if memory is not None else []
+        self._events = Backlog(memory.history if memory is not None else ())
         write_environment(folder)
         self._sink = JsonLines(folder / run_folder.METRICS)
         self._sink_fails = self._done = False
@@ -71,9 +73,13 @@ class DriverHost:
             for event in self._watch.close():
                 self._emit(event)
             self._sink.close()
-        text = json.dumps(summary, indent=1, allow_nan=False)
-        (self._prepared.folder / run_folder.SUMMARY).write_text(text, encoding="utf-8")
-        write_report(self._prepared.folder)
+        folder = self._prepared.folder
+        try:
+            write_file(folder / run_folder.SUMMARY, json.dumps(summary, indent=1, allow_nan=False))
+            write_report(folder)
+        except OSError as fault:  # a full disk, after all steps
+            text = f"no summary or report: {fault.strerror or fault}; `zellige report {folder}` writes it later"
+            self._events.add(NoteEvent("warning", text))
         return summary
 
     def events(self, seen: int, stop: bool) -> list[Event]:
@@ -81,7 +87,7 @@ class DriverHost:
         self._lease.renew()
         if stop:
             self._driver.stop()
-        return self._events[seen:]
+        return self._events.after(seen)
 
     def pid(self) -> int:
         """The process that this is."""
@@ -92,7 +98,7 @@ class DriverHost:
             self._sink.see(event)
         except OSError:  # a full disk: the saver and the ledger say so
             self._sink_fails = True
-        self._events.append(event)
+        self._events.add(event)
         for more in self._watch.see(event):
             self._emit(more)
 

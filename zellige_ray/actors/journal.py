@@ -16,6 +16,7 @@ from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.ledger import QUARANTINED, REWIND, Ledger, Record
 from zellige_ray.errors import DataError, PoolError
+from zellige_ray.files import write_file
 from zellige_ray.models.specs import get_spec
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import (
@@ -30,6 +31,7 @@ from zellige_ray.monitor.events import (
 from zellige_ray.monitor.figures import plan_flops
 from zellige_ray.monitor.metrics import read_events
 from zellige_ray.placement import Plan, plan_to_json
+from zellige_ray.words import counted
 
 KEPT_PLANS = 50
 DRIVER = "driver"
@@ -125,7 +127,7 @@ class Journal:
     def noticed(self, event: MembershipEvent | NoteEvent) -> None:
         """Passes on what the crew says; who joined or left goes to the ledger too."""
         if isinstance(event, MembershipEvent):
-            replayed = f"; {event.replayed} samples replayed" if event.change == "left" else ""
+            replayed = f"; {counted(event.replayed, 'sample')} replayed" if event.change == "left" else ""
             self._event(event.change, f"{event.worker}: {event.reason}{replayed}", event.lost_s)
         self._emit(event)
 
@@ -181,7 +183,7 @@ class Journal:
         folder = self._folder / run_folder.PLANS
         try:
             folder.mkdir(exist_ok=True)
-            (folder / f"step-{step:06d}.json").write_text(json.dumps(plan_to_json(plan)), encoding="utf-8")
+            write_file(folder / f"step-{step:06d}.json", json.dumps(plan_to_json(plan)))
             (folder / f"step-{step - KEPT_PLANS:06d}.json").unlink(missing_ok=True)
         except OSError as fault:
             if not self._plans_fail:

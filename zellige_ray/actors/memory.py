@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from zellige_ray.actors.messages import Epoch
+from zellige_ray.files import write_file
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import Event, StepEvent
 from zellige_ray.monitor.metrics import read_events
@@ -39,15 +40,12 @@ def write_members(folder: Path, token: str, epoch: Epoch) -> None:
     """Says who is alive, for a person and for the next driver; token: of the launch. Replaces the file at once."""
     members = [{"worker": m.worker, "node": m.node, "pid": m.pid, "device": m.device} for m in epoch.members]
     value = {"launch": token, "driver_pid": os.getpid(), "epoch": epoch.number, "members": members}
-    new = folder / f".{run_folder.MEMBERS}"
-    new.write_text(json.dumps(value, indent=1), encoding="utf-8")
-    new.replace(folder / run_folder.MEMBERS)
+    write_file(folder / run_folder.MEMBERS, json.dumps(value, indent=1))
 
 
 def write_hardware(folder: Path, hardware: HardwareProfile) -> None:
     """Keeps the rates that plans are made with."""
-    text = yaml.safe_dump(hardware.to_dict(), sort_keys=False)
-    (folder / run_folder.HARDWARE).write_text(text, encoding="utf-8")
+    write_file(folder / run_folder.HARDWARE, yaml.safe_dump(hardware.to_dict(), sort_keys=False))
 
 
 def read_hardware(folder: Path) -> HardwareProfile | None:

@@ -17,6 +17,7 @@ from zellige_ray.actors.prepared import NAMESPACE, RENDEZVOUS, Prepared
 from zellige_ray.actors.rendezvous import Rendezvous
 from zellige_ray.actors.worker_host import WorkerHost
 from zellige_ray.errors import PoolError, ZelligeError
+from zellige_ray.words import counted
 
 # glibc returns and faults in packed buffers above 32 MB at every step otherwise: 10 % of a step on a CPU
 WORKER_ENVIRONMENT = {
@@ -71,7 +72,7 @@ class RayPool:
                 break
         if len(members) < min_count:
             raise PoolError(
-                f"{len(members)} of {count} workers are ready after {timeout_s:.0f} s, {min_count} are needed "
+                f"{len(members)} of {counted(count, 'worker')} ready after {timeout_s:.0f} s, {min_count} needed "
                 f"({self.room()}); lower workers.count, or raise workers.start_timeout_s"
             )
         return sorted(members, key=lambda m: _number(m.worker))

@@ -15,6 +15,7 @@ import yaml
 from zellige_ray.actors.driver import DTYPE_BYTES
 from zellige_ray.actors.prepared import Prepared
 from zellige_ray.errors import ZelligeError
+from zellige_ray.files import write_file
 from zellige_ray.models.specs import get_spec
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent, RatesEvent
@@ -44,8 +45,7 @@ class Watch:
     def open(self) -> Iterator[Event]:
         """Writes down the model as plans see it, and starts the page; a run goes on without one, and says why."""
         with suppress(OSError):  # a full disk costs the report its mosaics, not the run
-            text = yaml.safe_dump(self._model.to_dict(), sort_keys=False)
-            (self._folder / run_folder.MODEL).write_text(text, encoding="utf-8")
+            write_file(self._folder / run_folder.MODEL, yaml.safe_dump(self._model.to_dict(), sort_keys=False))
         page = self._config.page
         if not page.enabled:
             return
@@ -66,7 +66,7 @@ class Watch:
         url = f"http://{shown}:{port}/"
         with suppress(OSError):
             value = {"url": url, "token": token is not None, "pid": os.getpid()}
-            (self._folder / run_folder.PAGE).write_text(json.dumps(value), encoding="utf-8")
+            write_file(self._folder / run_folder.PAGE, json.dumps(value))
         taken = f" (port {page.port} is taken)" if page.port not in (0, port) else ""
         door = "; add ?token=... once, it is Ray's auth token" if token is not None else ""
         yield NoteEvent(
@@ -96,16 +96,8 @@ class Watch:
             rates = load_hardware(self._folder / run_folder.HARDWARE)
         except ZelligeError:
             return []
-        peak = self._config.peak_flops
-        return [
-            RatesEvent(
-                rates.linear_flops,
-                rates.attention_flops,
-                rates.linear_flops if peak is None else peak,
-                "measured" if peak is None else "setting",
-                rates.memory_bytes,
-            )
-        ]
+        peak = self._config.peak_flops or 0.0
+        return [RatesEvent(rates.linear_flops, rates.attention_flops, peak, rates.memory_bytes)]
 
     def _past(self, now_s: float) -> Iterator[tuple[float, Event]]:
         """Read when somebody iterates: in the page's thread."""

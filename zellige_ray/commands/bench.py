@@ -9,6 +9,7 @@ import argparse
 import difflib
 import importlib
 
+from zellige_ray.commands.arguments import run_command
 from zellige_ray.errors import ConfigError
 
 # A benchmark is a module with `add_arguments(parser)` and `run(args) -> exit code`, and a line here.
@@ -29,8 +30,4 @@ def run(args: argparse.Namespace) -> int:
     if args.name not in benches:
         near = difflib.get_close_matches(args.name, benches, n=1, cutoff=0.0)
         raise ConfigError(f"benchmark {args.name!r} is unknown, the nearest is {near[0]!r}, all: {', '.join(benches)}")
-    module = importlib.import_module(benches[args.name])
-    parser = argparse.ArgumentParser(prog=f"zellige bench {args.name}", description=module.__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    module.add_arguments(parser)
-    return int(module.run(parser.parse_args(args.rest)))
+    return run_command(f"bench {args.name}", importlib.import_module(benches[args.name]), args.rest)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zellige_ray.errors import DataError
+from zellige_ray.words import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def _mini(folder: Path, full: bool, as_json: bool) -> int:
     if as_json:
         _say({"manifest": str(manifest), "samples": len(items), "bytes": size, "licences": licences})
     else:
-        lines = [f"{len(items)} samples of {len(files)} files, {size / 1e6:.1f} MB: {manifest}"]
+        lines = [f"{counted(len(items), 'sample')} of {counted(len(files), 'file')}, {size / 1e6:.1f} MB: {manifest}"]
         _say(lines + [f"  {name}: {licence}" for name, licence in licences.items()])
     return 0
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from zellige_ray.config import load_config
 from zellige_ray.configs import choose, configs
+from zellige_ray.words import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if (Path(config.data.source) / SETTINGS).is_file():
         prepare(config.data, spec)
         samples = len(LatentCache(Path(config.data.source)).index())
-        console.print(f"{config.data.source} is a latent cache of {samples} samples already", highlight=False)
+        console.print(
+            f"{config.data.source} is a latent cache of {counted(samples, 'sample')} already", highlight=False
+        )
         return 0
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console, transient=True

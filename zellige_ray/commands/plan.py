@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from zellige_ray.commands import plan_config
-from zellige_ray.commands.outputs import PICTURES, check_output
+from zellige_ray.commands.outputs import PICTURES, check_outputs, write_output
 from zellige_ray.errors import ConfigError, PlanError
 from zellige_ray.placement.plan import Plan, Prediction
+from zellige_ray.words import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +43,8 @@ def run(args: argparse.Namespace) -> int:
     if args.words:
         return plan_config.run_arguments(args)
     check_given(args)
-    check_output("--out", args.out)
-    check_output("--picture", args.picture, PICTURES)
-    check_output("--trace", args.trace)
+    outputs = {"--out": args.out, "--picture": args.picture, "--trace": args.trace}
+    check_outputs(outputs, [args.batch, args.hardware, args.model], {"--picture": PICTURES})
     hardware, model = load_hardware(args.hardware), load_model(args.model)
     sequences = read_batch(args.batch)
     cluster, cost = hardware.cluster(), CostModel(hardware, model)
@@ -54,15 +54,15 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         from zellige_ray.placement import plan_to_json
 
-        Path(args.out).write_text(json.dumps(plan_to_json(plan)), encoding="utf-8")
+        write_output("--out", args.out, lambda: json.dumps(plan_to_json(plan)))
     if args.picture:
-        from zellige_ray.monitor.mosaic import draw_mosaic
+        from zellige_ray.monitor.mosaic import mosaic_picture
 
-        draw_mosaic(plan, cluster, cost, args.picture)
+        write_output("--picture", args.picture, lambda: mosaic_picture(plan, cluster, cost, Path(args.picture).suffix))
     if args.trace:
         from zellige_ray.monitor.trace import chrome_trace
 
-        Path(args.trace).write_text(json.dumps(chrome_trace(plan, cluster, cost)), encoding="utf-8")
+        write_output("--trace", args.trace, lambda: json.dumps(chrome_trace(plan, cluster, cost)))
     figures = summary(plan, plan_ms)
     if args.json:
         sys.stdout.write(json.dumps(figures) + "\n")
@@ -105,10 +105,10 @@ def table(plan: Plan, memory_bytes: tuple[int, ...], figures: dict[str, Any]) ->
         memory = f"{x.peak_bytes / 2**30:6.1f} of {memory_bytes[x.rank] / 2**30:5.1f} GiB"
         times = " ".join(f"{_seconds(v):>10}" for v in (x.linear_s, x.attention_s, x.exchange_s, x.idle_s))
         lines.append(f"{x.rank:>5} {times} {x.tokens:>9} {memory:>18}")
-    rounds = f"{figures['rounds']} round{'s' if figures['rounds'] > 1 else ''}"
+    sequences, ranks = counted(figures["sequences"], "sequence"), counted(plan.world_size, "rank")
     lines += [
         "",
-        f"policy {plan.policy}: {figures['sequences']} sequences on {plan.world_size} ranks in {rounds}",
+        f"policy {plan.policy}: {sequences} on {ranks} in {counted(figures['rounds'], 'round')}",
         f"step {_seconds(figures['step_s'])}, lower bound {_seconds(figures['lower_bound_s'])}, "
         f"gap {figures['gap']:.2%}; planned in {figures['plan_ms']:.1f} ms; hash {plan.hash[:12]}",
         "(exchange: waits for data that own attention does not hide)",

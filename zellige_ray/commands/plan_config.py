@@ -19,6 +19,7 @@ from zellige_ray.configs import choose
 from zellige_ray.errors import ConfigError, PlanError
 from zellige_ray.placement import Cluster, CostModel, HardwareProfile, make_plan
 from zellige_ray.placement import Sequence as Lengths
+from zellige_ray.words import counted
 
 GIB = 1 << 30
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
@@ -214,9 +215,10 @@ def lines(a: Answers) -> list[str]:
     """The answers for a person."""
     shape = "x".join(map(str, a.longest_shape[1:]))
     out = [
-        f"{a.config}: {a.samples} samples, {a.images} images, {a.videos} videos; {a.held_out} held out",
-        f"a pass is {a.tokens_per_pass} visual tokens in {a.steps_per_pass} steps",
-        f"longest sequence: {a.longest}, {a.longest_tokens} tokens (latents {shape})",
+        f"{a.config}: {counted(a.samples, 'sample')}, {counted(a.images, 'image')}, {counted(a.videos, 'video')}; "
+        f"{a.held_out} held out",
+        f"a pass is {counted(a.tokens_per_pass, 'visual token')} in {counted(a.steps_per_pass, 'step')}",
+        f"longest sequence: {a.longest}, {counted(a.longest_tokens, 'token')} (latents {shape})",
         "",
         f"memory per rank of {a.hardware} ({a.memory_bytes / GIB:.1f} GiB), the longest sequence shared by",
         *(f"  {d.degree:>5} ranks  {d.bytes / GIB:9.2f} GiB  {'fits' if d.fits else 'too much'}" for d in a.degrees),
@@ -227,12 +229,12 @@ def lines(a: Answers) -> list[str]:
         "",
     ]
     if a.fault is not None:
-        out.append(f"on {a.ranks} ranks the run can't be placed: {a.fault}")
+        out.append(f"on {counted(a.ranks, 'rank')} the run can't be placed: {a.fault}")
     else:
+        ranks, batches = counted(a.ranks, "rank"), counted(a.planned, "planned batch", "planned batches")
         step, slowest, whole = (_span(x) for x in (a.step_s, a.slowest_step_s, a.run_s))
         out += [
-            f"on {a.ranks} ranks, by {a.planned} planned batches: step {step} (slowest {slowest}), "
-            f"{a.gap:.2%} over the lower bound",
+            f"on {ranks}, by {batches}: step {step} (slowest {slowest}), {a.gap:.2%} over the lower bound",
             f"waste: {a.idle:.1%} of all ranks' time is not compute; rounds per step: up to {a.rounds}",
             f"the whole run: {whole}",
         ]

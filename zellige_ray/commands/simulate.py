@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zellige_ray.api import POLICIES
-from zellige_ray.commands.outputs import PICTURES, check_output
+from zellige_ray.commands.outputs import PICTURES, check_outputs, write_output
 from zellige_ray.errors import PlanError
 from zellige_ray.placement.stream import PolicyFigures
+from zellige_ray.words import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from zellige_ray.placement import load_hardware, load_model
     from zellige_ray.placement.stream import BEST_STATIC
 
-    check_output("--picture", args.picture, PICTURES)
+    inputs = [*args.workload, args.hardware, args.model]
+    check_outputs({"--picture": args.picture}, inputs, {"--picture": PICTURES})
     if args.batches < 1:
         raise PlanError(f"--batches is {args.batches}, it must be at least 1")
     if args.seed < 0:
@@ -58,15 +60,18 @@ def run(args: argparse.Namespace) -> int:
     num_batches = args.batches if named else len(args.workload)
     base = next(row for row in rows if row.policy == baseline)
     if args.picture:
-        from zellige_ray.monitor.mosaic import draw_comparison
+        from zellige_ray.monitor.mosaic import comparison_picture
 
-        draw_comparison(rows, f"{' '.join(args.workload)} on {hardware.name}, {model.name}", args.picture)
+        title = f"{' '.join(args.workload)} on {hardware.name}, {model.name}"
+        write_output("--picture", args.picture, lambda: comparison_picture(rows, title, Path(args.picture).suffix))
     if args.json:
         figures = [{**row.to_dict(), "ratio": _ratio(base, row)} for row in rows]
         out = {"workload": args.workload, "hardware": hardware.name, "model": model.name, "batches": num_batches}
         sys.stdout.write(json.dumps({**out, "baseline": baseline, "policies": figures}) + "\n")
     else:
-        title = f"{' '.join(args.workload)} on {hardware.name}, {model.name}, {num_batches} batches"
+        title = (
+            f"{' '.join(args.workload)} on {hardware.name}, {model.name}, {counted(num_batches, 'batch', 'batches')}"
+        )
         sys.stdout.write(title + "\n" + table(rows, base) + "\n")
     return 0
 

@@ -24,6 +24,7 @@ from rich.text import Text
 from zellige_ray.errors import ConfigError
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.bars import load_table
+from zellige_ray.monitor.figures import flops_text
 from zellige_ray.monitor.history import Load
 from zellige_ray.monitor.progress import clock_text
 
@@ -110,7 +111,7 @@ def _facts(state: dict[str, Any]) -> list[tuple[str, str]]:
         ("step time", _form(now["seconds"], "{:.3f} s")),
         ("prediction error", _form(now["prediction_error"], "{:+.1%}")),
         ("waiting", _form(now["idle_share"], "{:.0%}")),
-        ("HFU", _form(now["hfu"], "{:.1%}")),
+        ("HFU", _form(now["hfu"], "{:.1%}")) if now["hfu"] is not None else ("each rank", _rate(now["flops_per_s"])),
         ("workers", str(now["world_size"])),
         ("epoch", str(now["epoch"])),
         ("left", "?" if now["left_s"] is None else clock_text(now["left_s"])),
@@ -120,6 +121,10 @@ def _facts(state: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _form(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else flops_text(value)
 
 
 def _loads(loads: dict[str, Any], kind: str) -> list[Load]:

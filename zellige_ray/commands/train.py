@@ -13,7 +13,6 @@ import sys
 
 from zellige_ray.config import load_config
 from zellige_ray.configs import choose, configs
-from zellige_ray.monitor.events import Event
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,26 +34,20 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from zellige_ray.api import train
-    from zellige_ray.monitor.history import History
     from zellige_ray.monitor.progress import Progress
     from zellige_ray.monitor.summary import print_summary
 
     console = Console(stderr=args.json)
-    history = History()
+    progress = Progress(config.steps, console)
     try:
-        with Progress(config.steps, console) as progress:
-
-            def on_event(event: Event) -> None:
-                history.see(event)
-                progress.see(event)
-
-            summary = train(config, on_event=on_event)
+        with progress:
+            summary = train(config, on_event=progress.see)
     except KeyboardInterrupt:
-        if history.checkpoints:
+        if progress.history.checkpoints:
             again = shlex.join(["zellige", "train", *args.words, f"resume={config.folder}/latest"])
             console.print(f"to go on: {again}", highlight=False, markup=False, soft_wrap=True)
         raise
-    print_summary(summary, history, console)
+    print_summary(summary, progress.history, console)
     if args.json:
         json.dump(summary, sys.stdout)
         sys.stdout.write("\n")

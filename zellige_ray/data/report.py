@@ -8,6 +8,7 @@ from typing import Any
 
 from zellige_ray.data.cache import Entry
 from zellige_ray.data.quarantine import Refused
+from zellige_ray.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class EncodeReport:
         found = self.lines()[:3]
         if self.quarantined:
             names = "; ".join(f"{r.file}: {r.reason}" for r in self.quarantined[:3])
-            found.append(f"{len(self.quarantined)} files can't be used and are set aside ({names})")
+            found.append(f"{counted(len(self.quarantined), 'file')} set aside, they can't be used ({names})")
         return found
 
     def lines(self) -> list[str]:
@@ -74,19 +75,20 @@ class EncodeReport:
         samples = self.images + self.videos
         scaled = sum(size.scaled for size in self.resized)
         found = [
-            f"{samples} samples: {self.images} images, {self.videos} videos; {self.written} encoded now, "
+            f"{counted(samples, 'sample')}: {counted(self.images, 'image')}, {counted(self.videos, 'video')}; "
+            f"{self.written} encoded now, "
             f"{self.skipped} were there ({self.seconds:.1f} s)",
             f"{self.tokens} visual tokens a pass, {self.min_tokens} to {self.max_tokens} per sample "
             f"({self.max_tokens / max(self.min_tokens, 1):.0f}x)",
-            f"{len(self.trimmed)} clips trimmed, {scaled} samples scaled down, {len(self.resized) - scaled} cropped "
-            f"at the edge, {len(self.cut_captions)} captions cut",
+            f"{counted(len(self.trimmed), 'clip')} trimmed, {counted(scaled, 'sample')} scaled down, "
+            f"{len(self.resized) - scaled} cropped at the edge, {counted(len(self.cut_captions), 'caption')} cut",
         ]
         found += [f"  trimmed  {t.id}: {t.had} -> {t.used} frames" for t in self.trimmed]
         found += [f"  cut      {c.id}: caption of {c.had} -> {c.used} tokens" for c in self.cut_captions]
         if self.uncaptioned:
             found.append(f"{len(self.uncaptioned)} without a caption: {', '.join(self.uncaptioned[:5])}")
         if self.ignored:
-            found.append(f"{len(self.ignored)} files ignored, they are no media: {', '.join(self.ignored[:5])}")
+            found.append(f"{counted(len(self.ignored), 'file')} ignored, no media: {', '.join(self.ignored[:5])}")
         found += [f"  quarantined  {r.file}: {r.reason}" for r in self.quarantined]
         return found
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import zellige_ray
+from zellige_ray.files import write_file
 from zellige_ray.monitor import run_folder
 
 distributions = ("torch", "ray", "diffusers", "numpy", "av", "safetensors", "transformers", "flash-attn")
@@ -34,4 +35,4 @@ def environment() -> dict[str, Any]:
 def write_environment(folder: Path, **more: Any) -> None:
     """Writes `environment.json` into the run folder; `more` is what only the caller knows, such as the GPUs."""
     text = json.dumps({**environment(), **more}, indent=1)
-    (folder / run_folder.ENVIRONMENT).write_text(text, encoding="utf-8")
+    write_file(folder / run_folder.ENVIRONMENT, text)

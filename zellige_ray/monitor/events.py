@@ -40,14 +40,12 @@ class PhaseEvent:
 class RatesEvent:
     """What one rank can do. Units: FLOP/s, bytes.
 
-    peak_flops: what HFU is measured against. peak: is that a setting, or the linear rate that the profile measured.
-    memory_bytes: what the fullest rank may hold.
+    peak_flops: what HFU is measured against, 0 where nobody set it. memory_bytes: what the fullest rank may hold.
     """
 
     linear_flops: float
     attention_flops: float
     peak_flops: float
-    peak: Literal["setting", "measured"]
     memory_bytes: int
 
 

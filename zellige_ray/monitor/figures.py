@@ -29,15 +29,28 @@ def plan_flops(plan: Plan, model: ModelPreset) -> float:
     return model.layers * PASSES[model.checkpointing] * per_layer
 
 
-def hfu(steps: Sequence[StepEvent], peak_flops: float) -> float | None:
-    """Hardware FLOP utilization: FLOPs done / (seconds x ranks x peak FLOP/s of a rank); None without FLOPs.
+def flops_per_s(steps: Sequence[StepEvent]) -> float | None:
+    """FLOPs done / (seconds x ranks): what a rank achieves; None where nobody counted FLOPs.
 
-    seconds: of whole steps, from dispatch to commit, so that waiting and exchange count against it. It may pass 1 where
-    the peak is the measured linear rate and attention runs faster than that.
+    seconds: of whole steps, from dispatch to commit, so that waiting and exchange count against it.
     """
-    counted = [s for s in steps if s.flops > 0]
-    rank_s = sum(s.seconds * s.world_size for s in counted)
-    return sum(s.flops for s in counted) / (rank_s * peak_flops) if rank_s > 0 and peak_flops > 0 else None
+    done = [s for s in steps if s.flops > 0]
+    rank_s = sum(s.seconds * s.world_size for s in done)
+    return sum(s.flops for s in done) / rank_s if rank_s > 0 else None
+
+
+def hfu(steps: Sequence[StepEvent], peak_flops: float) -> float | None:
+    """Hardware FLOP utilization: `flops_per_s` over the peak FLOP/s of a rank; None where either is unknown."""
+    achieved = flops_per_s(steps)
+    return achieved / peak_flops if achieved is not None and peak_flops > 0 else None
+
+
+def flops_text(rate: float) -> str:
+    """`12.3 TFLOP/s`: a rate in the unit that leaves one to three digits before the point."""
+    for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if rate >= unit:
+            return f"{rate / unit:.3g} {name}FLOP/s"
+    return f"{rate:.3g} FLOP/s"
 
 
 def prediction_errors(steps: Sequence[StepEvent]) -> list[float]:

@@ -1,10 +1,13 @@
-"""History: what happened in a run so far, gathered event by event, and the figures that follow from it."""
+"""History: what happened in a run so far, gathered event by event, and the figures that follow from it.
+
+Bounded where somebody watches: loads per rank are kept of the newest steps only, other events as many as asked.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zellige_ray.monitor.events import (
@@ -19,9 +22,10 @@ from zellige_ray.monitor.events import (
     RatesEvent,
     StepEvent,
 )
-from zellige_ray.monitor.figures import hfu, prediction_errors
+from zellige_ray.monitor.figures import flops_per_s, hfu, prediction_errors
 
 WINDOW = 20  # steps behind a figure that says how things go now
+KEPT = 10_000  # events of a kind, for who watches a run as it goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,13 @@ class Load:
 
 @dataclass(slots=True)
 class History:
-    """Events by kind, in the order in which they came; phases only by their latest state."""
+    """Events by kind, in the order in which they came; phases only by their latest state.
 
+    A step that was run again counts once, with its last value. kept: newest events of a kind that stay; None: all.
+    replays: (step that the run went back behind, the furthest that it had come to).
+    """
+
+    kept: int | None = None
     phases: dict[str, PhaseEvent] = field(default_factory=dict)
     steps: list[StepEvent] = field(default_factory=list)
     held_out: list[HeldOutEvent] = field(default_factory=list)
@@ -54,6 +63,7 @@ class History:
     notes: list[NoteEvent] = field(default_factory=list)
     comparison: ComparisonEvent | None = None
     rates: RatesEvent | None = None
+    replays: list[tuple[int, int]] = field(default_factory=list)
 
     def see(self, event: Event) -> None:
         match event:
@@ -62,19 +72,33 @@ class History:
             case RatesEvent():
                 self.rates = event
             case StepEvent():
-                self.steps.append(event)
+                self._step(event)
             case HeldOutEvent():
-                self.held_out.append(event)
+                _rewind(self.held_out, event.step)
+                self._keep(self.held_out, event)
             case PreviewEvent():
-                self.previews.append(event)
+                self._keep(self.previews, event)
             case CheckpointEvent():
-                self.checkpoints.append(event)
+                self._keep(self.checkpoints, event)
             case MembershipEvent():
-                self.memberships.append(event)
+                self._keep(self.memberships, event)
             case NoteEvent():
-                self.notes.append(event)
+                self._keep(self.notes, event)
             case ComparisonEvent():
                 self.comparison = event
+
+    def _step(self, event: StepEvent) -> None:
+        if self.steps and self.steps[-1].step >= event.step:
+            self._keep(self.replays, (event.step - 1, self.steps[-1].step))
+            _rewind(self.steps, event.step)
+        self._keep(self.steps, event)
+        if len(self.steps) > WINDOW:  # loads are most of an event, and nobody asks for those of old steps
+            self.steps[-WINDOW - 1] = replace(self.steps[-WINDOW - 1], planned=(), measured=())
+
+    def _keep(self, events: list[Any], event: Any) -> None:
+        events.append(event)
+        if self.kept is not None and len(events) >= 2 * self.kept:
+            del events[: -self.kept]
 
     def recent(self, window: int = WINDOW) -> list[StepEvent]:
         """The last steps of the current epoch, at most `window`: steps of another world size say little about this."""
@@ -93,8 +117,12 @@ class History:
         total_s = sum(m.linear_s + m.attention_s + m.exchange_s + m.idle_s for m in ranks)
         return sum(m.idle_s for m in ranks) / total_s if total_s > 0 else 0.0
 
+    def flops_per_s(self) -> float | None:
+        """What a rank achieved over the recent steps, see `figures.flops_per_s`."""
+        return flops_per_s(self.recent())
+
     def hfu(self) -> float | None:
-        """Hardware FLOP utilization of the recent steps, see `figures.hfu`; None where FLOPs or peak are unknown."""
+        """Hardware FLOP utilization of the recent steps, see `figures.hfu`; None where no peak is set."""
         return None if self.rates is None else hfu(self.recent(), self.rates.peak_flops)
 
     def prediction_error(self) -> float:
@@ -143,9 +171,12 @@ class History:
             out["gap_to_bound_measured"] = statistics.median(s.seconds / s.lower_bound_s - 1 for s in bounded)
         if self.steps:
             out |= {"tokens_per_s": self.tokens_per_s(), "idle_share": self.idle_share()}
+            achieved = flops_per_s(self.steps)
+            if achieved is not None:
+                out["flops_per_s"] = achieved
             share = None if self.rates is None else hfu(self.steps, self.rates.peak_flops)
             if share is not None and self.rates is not None:
-                out |= {"hfu": share, "hfu_peak_flops": self.rates.peak_flops, "hfu_peak": self.rates.peak}
+                out |= {"hfu": share, "hfu_peak_flops": self.rates.peak_flops}
         return out | self._speedups()
 
     def _speedups(self) -> dict[str, float]:
@@ -153,6 +184,12 @@ class History:
             return {}
         (_, own), *rivals = self.comparison.policies.items()
         return {f"speedup_over_{name}": pair[0] / own[0] for name, pair in rivals}
+
+
+def _rewind(events: list[Any], step: int) -> None:
+    """Takes back what was said of `step` and later ones."""
+    while events and events[-1].step >= step:
+        events.pop()
 
 
 def _rate(pairs: list[tuple[int, float]]) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
 from typing import TYPE_CHECKING, Any
 
 from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.cost import CostModel
 from zellige_ray.placement.plan import Plan
 from zellige_ray.placement.segments import Segment, plan_segments
+from zellige_ray.words import counted
 
 if TYPE_CHECKING:
     from zellige_ray.placement.stream import PolicyFigures
@@ -24,10 +25,9 @@ LABELLED = 14  # anchors named in the legend
 TALL = 0.86  # of a row: the height of a tile
 
 
-def draw_mosaic(plan: Plan, cluster: Cluster, cost: CostModel, path: str | Path) -> None:
-    """Writes the picture, SVG or PNG by the ending of the path."""
-    figure = mosaic_figure(plan, cluster, cost)
-    figure.savefig(path, dpi=160, facecolor=PLASTER, bbox_inches="tight", pad_inches=0.25)
+def mosaic_picture(plan: Plan, cluster: Cluster, cost: CostModel, ending: str) -> bytes:
+    """The picture as a file's content, `.svg` or `.png`."""
+    return _drawn(mosaic_figure(plan, cluster, cost), ending, pad_inches=0.25)
 
 
 def mosaic_figure(plan: Plan, cluster: Cluster, cost: CostModel) -> Any:
@@ -144,7 +144,9 @@ def _frame(axes: Any, plan: Plan, cost: CostModel, ends: list[float], size: int,
     for stop in ends[:-1]:
         axes.axvline(stop, color=INK, linewidth=1.4)
     axes.axvline(end, color=INK, linewidth=1.2)
-    title = f"{plan.policy}: {plan.num_sequences} sequences on {size} ranks, model {cost.model.name}"
+    title = (
+        f"{plan.policy}: {counted(plan.num_sequences, 'sequence')} on {counted(size, 'rank')}, model {cost.model.name}"
+    )
     if predicted is not None:
         bound = predicted.lower_bound_s
         axes.axvline(bound, color="#c1272d", linewidth=1.5, linestyle=(0, (4, 2)), zorder=5)
@@ -184,8 +186,8 @@ def _legend(axes: Any, plan: Plan, segments: list[Segment], colors: dict[str, st
         second._legend_box.align = "left"
 
 
-def draw_comparison(rows: list[PolicyFigures], title: str, path: str | Path) -> None:
-    """Writes bars of the mean step time of each policy, with the lower bound as a line."""
+def comparison_picture(rows: list[PolicyFigures], title: str, ending: str) -> bytes:
+    """Bars of the mean step time of each policy, the lower bound as a line; a file's content, `.svg` or `.png`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -209,4 +211,10 @@ def draw_comparison(rows: list[PolicyFigures], title: str, path: str | Path) -> 
         axes.spines[side].set_visible(False)
     axes.set_xlabel("mean step, seconds (dashed: lower bound)", color=INK, fontsize=9)
     axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold")
-    figure.savefig(path, dpi=160, facecolor=PLASTER, bbox_inches="tight")
+    return _drawn(figure, ending)
+
+
+def _drawn(figure: Any, ending: str, **more: Any) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format=ending[1:], dpi=160, facecolor=PLASTER, bbox_inches="tight", **more)
+    return out.getvalue()

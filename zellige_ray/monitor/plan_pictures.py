@@ -12,6 +12,7 @@ from pathlib import Path
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import StepEvent
 from zellige_ray.placement import Cluster, CostModel, HardwareProfile, Plan, load_hardware, load_model, plan_from_json
+from zellige_ray.words import counted
 
 MAX_SVG_BYTES = 2 * 2**20  # a plan of many ranks is a smaller picture as pixels
 
@@ -42,7 +43,8 @@ def plan_pictures(folder: Path, steps: list[StepEvent]) -> Iterator[PlanPicture]
     }
     for step, why in reversed(chosen.values()):
         plan = plan_from_json(json.loads(_file(plans, step).read_text(encoding="utf-8")))
-        caption = f"Step {step.step}, {why}: {plan.num_sequences} sequences on {plan.world_size} ranks, "
+        sequences, ranks = counted(plan.num_sequences, "sequence"), counted(plan.world_size, "rank")
+        caption = f"Step {step.step}, {why}: {sequences} on {ranks}, "
         caption += f"predicted {step.predicted_s:.2f} s, measured {step.seconds:.2f} s."
         yield PlanPicture(_draw(plan, plan_cluster(profile, plan), cost), caption, plan_words(plan))
 
@@ -66,9 +68,9 @@ def plan_words(plan: Plan) -> str:
         for shard in round_.shards():
             owners.setdefault(shard.sequence, set()).add(shard.rank)
         cut |= {round_.ids[i]: len(ranks) for i, ranks in owners.items() if len(ranks) > 1}
-    longest = ", ".join(f"{name} over {ranks} ranks" for name, ranks in list(cut.items())[:8])
-    whole = plan.num_sequences - len(cut)
-    return f"Mosaic of the plan: {whole} sequences whole on a rank, {len(cut)} cut" + (f": {longest}" if cut else "")
+    longest = ", ".join(f"{name} over {counted(ranks, 'rank')}" for name, ranks in list(cut.items())[:8])
+    whole = counted(plan.num_sequences - len(cut), "sequence")
+    return f"Mosaic of the plan: {whole} whole on a rank, {len(cut)} cut" + (f": {longest}" if cut else "")
 
 
 def _draw(plan: Plan, cluster: Cluster, cost: CostModel) -> str:

@@ -28,7 +28,9 @@ from zellige_ray.monitor.events import (
     RatesEvent,
     StepEvent,
 )
-from zellige_ray.monitor.history import WINDOW, History
+from zellige_ray.monitor.figures import flops_text
+from zellige_ray.monitor.history import KEPT, WINDOW, History
+from zellige_ray.words import counted
 
 LOG_INTERVAL_S = 2.0  # of steps and phases in a log; the first and the last are always written
 
@@ -37,15 +39,17 @@ class Progress:
     """Shows every event it sees. A context: the live display ends, and the cursor comes back, however the run ends.
 
     steps: the last step of the run. The time left is by visual tokens left, because steps have unequal cost, at the
-    pace of the last steps on the wall clock, evaluations and previews included.
+    pace of the last steps on the wall clock, evaluations and previews included; the first step, in which caches and
+    kernels warm up, counts only while it is the only one. history: what was seen, bounded.
     """
 
     def __init__(self, steps: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.history = History(kept=KEPT)
         self._steps = steps
         self._console = console
         self._clock = clock
-        self._history = History()
         self._pace: deque[tuple[float, int]] = deque([(clock(), 0)], maxlen=WINDOW + 1)
+        self._num_steps = 0
         self._written_s: dict[str, float] = {}
         self._live = Live(console=console, refresh_per_second=4, transient=True) if is_live(console) else None
 
@@ -59,11 +63,14 @@ class Progress:
             self._live.stop()
 
     def see(self, event: Event) -> None:
-        self._history.see(event)
+        self.history.see(event)
         if isinstance(event, StepEvent):
             tokens = self._pace[-1][1] + event.tokens
             self._pace.append((self._clock(), tokens))
-        elif not self._history.steps:
+            self._num_steps += 1
+            if self._num_steps == 2:
+                self._pace.popleft()
+        elif not self.history.steps:
             self._pace[-1] = (self._clock(), 0)  # the pace of training starts where preparation ends
         line = self._line(event)
         if line:
@@ -74,9 +81,9 @@ class Progress:
     def left_s(self) -> float | None:
         """Seconds until the last step, or None before the first."""
         (start_s, before), (now_s, after) = self._pace[0], self._pace[-1]
-        if not self._history.steps or after == before:
+        if not self.history.steps or after == before:
             return None
-        return self._history.steps[-1].tokens_left * (now_s - start_s) / (after - before)
+        return self.history.steps[-1].tokens_left * (now_s - start_s) / (after - before)
 
     def _print(self, line: str) -> None:
         stamp = "" if self._live else time.strftime("%H:%M:%S ")
@@ -91,7 +98,7 @@ class Progress:
                 due = self._due(name, first=done == 0, last=done == total)
                 return f"{name} {done}/{total}" if due and not self._live else None
             case StepEvent(step=step):
-                due = self._due("step", first=len(self._history.steps) == 1, last=step >= self._steps)
+                due = self._due("step", first=len(self.history.steps) == 1, last=step >= self._steps)
                 return self._step_line() if due and not self._live else None
             case HeldOutEvent(step, loss):
                 return f"held-out loss {loss:.4f} at step {step}"
@@ -105,7 +112,7 @@ class Progress:
                 return f"[yellow]warning:[/] {escape(text)}" if level == "warning" else escape(text)
             case ComparisonEvent(batches, policies):
                 shown = ", ".join(f"{name} {seconds:.3f} s" for name, (seconds, _) in policies.items())
-                return f"policies on the same {batches} batches: {shown}"
+                return f"policies on the same {counted(batches, 'batch', 'batches')}: {shown}"
 
     def _due(self, name: str, first: bool, last: bool) -> bool:
         now_s = self._clock()
@@ -115,10 +122,10 @@ class Progress:
         return due
 
     def _step_line(self) -> str:
-        return f"step {self._history.steps[-1].step}/{self._steps}  " + "  ".join(f"{k} {v}" for k, v in self._facts())
+        return f"step {self.history.steps[-1].step}/{self._steps}  " + "  ".join(f"{k} {v}" for k, v in self._facts())
 
     def _facts(self) -> list[tuple[str, str]]:
-        history, step = self._history, self._history.steps[-1]
+        history, step = self.history, self.history.steps[-1]
         held_out = [("held-out", f"{history.held_out[-1].loss:.4f}")] if history.held_out else []
         left_s = self.left_s()
         return [
@@ -127,15 +134,22 @@ class Progress:
             ("tokens/s", f"{history.tokens_per_s():,.0f}"),
             ("samples/s", f"{history.samples_per_s():.1f}"),
             ("idle", f"{history.idle_share():.0%}"),
-            *([("hfu", f"{share:.0%}")] if (share := history.hfu()) is not None else []),
+            *self._efficiency(),
             ("workers", str(step.world_size)),
             ("epoch", str(step.epoch)),
             ("pass", str(step.pass_)),
             ("left", "?" if left_s is None else clock_text(left_s)),
         ]
 
+    def _efficiency(self) -> list[tuple[str, str]]:
+        """HFU where a peak is set, else what a rank achieves; nothing where nobody counted FLOPs."""
+        share, achieved = self.history.hfu(), self.history.flops_per_s()
+        if share is not None:
+            return [("hfu", f"{share:.0%}")]
+        return [("each rank", flops_text(achieved))] if achieved is not None else []
+
     def _frame(self) -> RenderableType:
-        history = self._history
+        history = self.history
         if not history.steps:
             rows = [_bar_row(p.name, p.done, p.total) for p in history.phases.values() if p.done < p.total]
             return Group(*rows) if rows else Text("preparing", style="dim")
@@ -155,8 +169,9 @@ def is_live(console: Console) -> bool:
 
 def membership_line(event: MembershipEvent) -> str:
     """Who came or went, why, and what it cost, in one plain line."""
-    cost = f", {event.lost_s:.2f} s lost, {event.replayed} samples replayed" if event.change == "left" else ""
-    return f"worker {event.worker} {event.change} ({event.reason}): epoch {event.epoch}{cost}"
+    replayed = counted(event.replayed, "sample")
+    cost = f", {event.lost_s:.2f} s lost, {replayed} replayed" if event.change == "left" else ""
+    return f"{event.worker} {event.change}: {event.reason}; epoch {event.epoch}{cost}"
 
 
 def clock_text(seconds: float) -> str:

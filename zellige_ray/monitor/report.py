@@ -12,10 +12,12 @@ from typing import Any
 import yaml
 
 from zellige_ray.errors import ConfigError
+from zellige_ray.files import write_file
 from zellige_ray.monitor import run_folder, sections
 from zellige_ray.monitor.events import Event
 from zellige_ray.monitor.history import History
 from zellige_ray.monitor.metrics import read_events
+from zellige_ray.words import counted
 
 # The page may load nothing from anywhere: what is not inside it does not exist.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
@@ -35,9 +37,7 @@ def write_report(folder: Path) -> Path:
     except ValueError as fault:
         raise ConfigError(f"cannot report on {folder}: {fault}") from fault
     path = folder / run_folder.REPORT
-    part = path.with_suffix(".part")
-    part.write_text(render_report(folder, timed), encoding="utf-8")
-    part.replace(path)
+    write_file(path, render_report(folder, timed))
     return path
 
 
@@ -51,7 +51,12 @@ def render_report(folder: Path, timed: list[tuple[float, Event]]) -> str:
     name = str(config.get("name", folder.name))
     parts = [
         ("figures", "The run in figures", "", sections.figures(summary)),
-        ("loss", "Loss", "Dotted lines: a worker joined or left.", sections.loss(history)),
+        (
+            "loss",
+            "Loss",
+            "Dotted lines: a worker joined or left, or the run went back; of a step run again, the last value.",
+            sections.loss(history),
+        ),
         (
             "load",
             "Load per rank",
@@ -101,9 +106,10 @@ def _subtitle(history: History, timed: list[tuple[float, Event]]) -> str:
         return "Nothing was recorded yet."
     start = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(timed[0][0]))
     sizes = [s.world_size for s in history.steps] or [0]
-    pool = str(max(sizes)) if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    workers = counted(max(sizes), "worker")
+    workers = workers if min(sizes) == max(sizes) else f"{min(sizes)} to {workers}"
     minutes = (timed[-1][0] - timed[0][0]) / 60
-    return f"{start}, {minutes:.1f} minutes, {len(history.steps)} steps on {pool} workers"
+    return f"{start}, {minutes:.1f} minutes, {counted(len(history.steps), 'step')} on {workers}"
 
 
 def _section(key: str, title: str, lead: str, content: str) -> str:

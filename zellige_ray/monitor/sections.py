@@ -145,9 +145,10 @@ def pairs(rows: Iterable[tuple[str, Any]]) -> str:
 
 
 def _marks(history: History) -> list[tuple[float, str]]:
-    """Membership changes; with many of them the labels would cover the curves, the lines say enough."""
-    few = len(history.memberships) <= 4
-    return [(float(e.step), f"{e.worker} {e.change}" if few else "") for e in history.memberships]
+    """Membership changes and replays; with many of them the labels would cover the curves, the lines say enough."""
+    marks = [(float(e.step), f"{e.worker} {e.change}") for e in history.memberships]
+    marks += [(float(behind), f"back from step {furthest}") for behind, furthest in history.replays]
+    return marks if len(marks) <= 4 else [(step, "") for step, _ in marks]
 
 
 def _rank(planned: Load | None, measured: Load, longest_s: float) -> str:

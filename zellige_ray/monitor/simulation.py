@@ -73,7 +73,7 @@ class Simulation:
     def events(self) -> Iterator[Event]:
         """The whole run, plans and members written to the folder as a driver would."""
         yield PhaseEvent("workers", self.ranks, self.ranks)
-        yield RatesEvent(self.hardware.linear_flops, self.hardware.attention_flops, 9.9e14, "setting", 80 << 30)
+        yield RatesEvent(self.hardware.linear_flops, self.hardware.attention_flops, 9.9e14, 80 << 30)
         yield NoteEvent("info", f"simulation: {self.ranks} ranks that do not exist")
         epoch, size = 0, self.ranks
         self._members(epoch, size)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.history import History, Load
+from zellige_ray.words import counted
 
 # key of summary.json -> (label, format); shown in this order, where the run has the figure
 labels: dict[str, tuple[str, str]] = {
@@ -23,9 +24,9 @@ labels: dict[str, tuple[str, str]] = {
     "passes": ("complete passes", "{:,}"),
     "tokens_per_s": ("visual tokens per second", "{:,.0f}"),
     "idle_share": ("idle share of the ranks", "{:.1%}"),
+    "flops_per_s": ("FLOP/s of one rank", "{:.3g}"),
     "hfu": ("hardware FLOP utilization (HFU)", "{:.1%}"),
-    "hfu_peak_flops": ("HFU: peak of one rank, FLOP/s", "{:.3g}"),
-    "hfu_peak": ("HFU: where the peak comes from", "{}"),
+    "hfu_peak_flops": ("HFU: peak of one rank (peak_flops)", "{:.3g}"),
     "gap_to_bound": ("plan over the lower bound", "{:+.1%}"),
     "gap_to_bound_measured": ("step over the lower bound", "{:+.1%}"),
     "speedup_over_dp": ("faster than dp, measured", "{:.2f}x"),
@@ -65,7 +66,7 @@ def run_figures(summary: Mapping[str, Any]) -> Table:
 
 def policy_figures(history: History) -> Table:
     assert history.comparison is not None
-    title = f"Policies on the same {history.comparison.batches} batches"
+    title = f"Policies on the same {counted(history.comparison.batches, 'batch', 'batches')}"
     table = Table("policy", title=title, title_justify="left")
     table.add_column("measured, s", justify="right")
     table.add_column("predicted, s", justify="right")

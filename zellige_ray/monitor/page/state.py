@@ -23,7 +23,7 @@ from zellige_ray.monitor.events import (
     RatesEvent,
     StepEvent,
 )
-from zellige_ray.monitor.figures import hfu
+from zellige_ray.monitor.figures import flops_per_s, hfu
 from zellige_ray.monitor.history import WINDOW
 from zellige_ray.monitor.members import Names
 from zellige_ray.monitor.progress import membership_line
@@ -197,8 +197,8 @@ class PageState:
                 "samples_per_s": sum(s.samples for s in recent) / seconds if seconds > 0 else 0.0,
                 "idle_share": float(measured_R4[:, 3].sum()) / total_s if total_s > 0 else 0.0,
                 "prediction_error": float(np.median(errors)) if errors else None,
+                "flops_per_s": flops_per_s(recent),
                 "hfu": None if rates is None else hfu(recent, rates.peak_flops),
-                "hfu_peak": None if rates is None else rates.peak,
                 "left_s": self._left_s(last),
                 "at_s": self._points[-1].at_s,
             }

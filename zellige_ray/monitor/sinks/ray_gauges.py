@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zellige_ray.monitor.events import Event, HeldOutEvent, MembershipEvent, NoteEvent, RatesEvent, StepEvent
-from zellige_ray.monitor.figures import hfu
+from zellige_ray.monitor.figures import flops_per_s, hfu
 from zellige_ray.monitor.members import Names
 from zellige_ray.monitor.sinks.names import names
 from zellige_ray.monitor.sinks.sink import SinkRun
@@ -58,7 +58,7 @@ class RayGauges:
         """Ray exports what is set until the process ends."""
 
     def _step(self, s: StepEvent) -> None:
-        share = None if self._rates is None else hfu([s], self._rates.peak_flops)
+        achieved, share = flops_per_s([s]), None if self._rates is None else hfu([s], self._rates.peak_flops)
         values = {
             "zellige_loss": s.loss,
             "zellige_grad_norm": s.grad_norm,
@@ -70,6 +70,7 @@ class RayGauges:
             "zellige_tokens_per_second": s.tokens / s.seconds if s.seconds > 0 else math.nan,
             "zellige_samples_per_second": s.samples / s.seconds if s.seconds > 0 else math.nan,
             "zellige_prediction_error": s.seconds / s.predicted_s - 1 if s.predicted_s > 0 else math.nan,
+            "zellige_flops_per_second": math.nan if achieved is None else achieved,
             "zellige_hfu": math.nan if share is None else share,
         }
         for name, value in values.items():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from zellige_ray.monitor.events import Event, HeldOutEvent, RatesEvent, StepEvent
-from zellige_ray.monitor.figures import hfu
+from zellige_ray.monitor.figures import flops_per_s, hfu
 
 
 class Scalars:
@@ -29,13 +29,14 @@ class Scalars:
         loads_s = [m.linear_s + m.attention_s for m in s.measured]
         total_s = sum(m.linear_s + m.attention_s + m.exchange_s + m.idle_s for m in s.measured)
         mean_s = sum(loads_s) / len(loads_s) if loads_s else 0.0
-        share = hfu([s], self._peak_flops)
+        achieved, share = flops_per_s([s]), hfu([s], self._peak_flops)
         return {
             "loss/train": s.loss,
             "optimizer/grad_norm": s.grad_norm,
             "optimizer/lr": s.lr,
             "rate/tokens_per_s": s.tokens / s.seconds if s.seconds > 0 else math.nan,
             "rate/samples_per_s": s.samples / s.seconds if s.seconds > 0 else math.nan,
+            "rate/flops_per_s": math.nan if achieved is None else achieved,
             "rate/hfu": math.nan if share is None else share,
             "step/seconds": s.seconds,
             "step/predicted_s": s.predicted_s,
