@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 
 import zellige_ray
+from tests.monitor.conftest import step_event
 from zellige_ray import cli, errors
 from zellige_ray.commands.arguments import run_command
 from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.ledger import Ledger
 from zellige_ray.data.record import Record
+from zellige_ray.monitor.metrics import JsonLines
+from zellige_ray.training import checkpoint_files
 
 ROOT = Path(__file__).parent.parent
 
@@ -139,6 +142,52 @@ def test_ledger_tells_a_whole_run_from_one_that_lost_a_sample(tmp_path: Path) ->
     assert (whole.returncode, lossy.returncode) == (0, 1), whole.stderr + lossy.stderr
     assert json.loads(whole.stdout)["samples_lost"] == 0
     assert json.loads(lossy.stdout)["samples_lost"] == 1
+
+
+@pytest.fixture
+def run_of_two_steps(tmp_path: Path) -> Path:
+    """A run folder with a ledger, a checkpoint of its second step, and metrics."""
+    index = Index(tuple(SampleMeta(name, "image", (16, 1, 4, 4), 3) for name in "ab"))
+    ledger = Ledger(tmp_path / "ledger.jsonl", index)
+    ledger.append(Record(1, 0, ("a",), "plan", 0, 2, 0.5))
+    ledger.append(Record(2, 0, ("b",), "plan", 0, 2, 0.5))
+    ledger.close()
+    return tmp_path
+
+
+def cut_last_line(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+@pytest.mark.parametrize("witness", ["checkpoint", "metrics"])
+def test_a_ledger_whose_last_line_is_gone_is_found_out(
+    run_of_two_steps: Path, witness: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if witness == "checkpoint":
+        partial = checkpoint_files.partial_folder(run_of_two_steps, 2)
+        (partial / checkpoint_files.TENSORS).touch()
+        checkpoint_files.seal(partial, checkpoint_files.Position(2, {}, {}, 1, "", 0))
+    else:
+        with JsonLines(run_of_two_steps / "metrics.jsonl") as sink:
+            for number in (1, 2):
+                sink.see(step_event(number))
+    assert cli.main(["ledger", str(run_of_two_steps), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lines_gone"] == ""
+    cut_last_line(run_of_two_steps / "ledger.jsonl")
+    assert cli.main(["ledger", str(run_of_two_steps), "--json"]) == 1
+    figures = json.loads(capsys.readouterr().out)
+    assert not figures["ok"] and "step 2, the ledger ends at step 1: lines of it are gone" in figures["lines_gone"]
+    (run_of_two_steps / "ledger.jsonl").write_bytes(b"")
+    assert cli.main(["ledger", str(run_of_two_steps), "--json"]) == 1
+
+
+def test_a_ledger_without_a_step_proves_nothing(run_of_two_steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run_of_two_steps / "ledger.jsonl"
+    for _ in range(3):  # two steps, then the header
+        assert cli.main(["ledger", str(path)]) == (0 if path.read_bytes().count(b"commit") else 2)
+        cut_last_line(path)
+    assert path.read_bytes() == b""
+    assert "holds no step: there is nothing to verify" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ def test_shown_config_is_the_one_that_a_run_would_use(tmp_path: Path, capsys: py
         (["steps=ten"], "steps: expected a valid integer, got 'ten'"),
         (["batch.samples=4"], "batch.tokens is 5000 and batch.samples is 4"),
         (["--markdown", "mini"], "leave one of them out"),
+        (["model.name=wam"], "the nearest known one is 'wan'"),
+        (["placement.policy=zelige"], "nearest is 'zellige'"),
+        (["placement.hardware=h200-88"], "the nearest is 'h200-8'"),
+        (["resume=nowhere"], "no complete checkpoint in"),
+        (["engine.kernel=flash", "engine.dtype=bfloat16"], "flash-attn is not installed here"),
     ],
 )
 def test_bad_input_is_named_with_exit_code_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

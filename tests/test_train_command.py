@@ -12,7 +12,7 @@ import pytest
 from zellige_ray import api, cli
 from zellige_ray.config import RunConfig
 from zellige_ray.errors import PoolError
-from zellige_ray.monitor.events import CheckpointEvent, Event, HeldOutEvent, NoteEvent
+from zellige_ray.monitor.events import Event, HeldOutEvent, NoteEvent
 
 SUMMARY = {"steps": 3, "heldout_drop": 0.25, "samples_lost": 0, "run_folder": "runs/mini"}
 
@@ -89,13 +89,6 @@ def test_exit_code_of_a_run_that_ends_early(
     training.fault = fault
     assert cli.main(["train", "--json"]) == code
     assert capsys.readouterr().out == "", "no summary of a run that has none"
-
-
-def test_an_interrupted_run_says_how_to_go_on(training: FakeTraining, capsys: pytest.CaptureFixture[str]) -> None:
-    training.fault = KeyboardInterrupt()
-    training.events.append(CheckpointEvent(3, "checkpoints/step-00000003", 0.1))
-    assert cli.main(["train", "mini", "steps=9"]) == 130
-    assert "to go on: zellige train mini steps=9 resume=runs/latest\n" in capsys.readouterr().out
 
 
 def test_api_takes_a_path_with_overrides_or_a_whole_config(monkeypatch: pytest.MonkeyPatch) -> None:

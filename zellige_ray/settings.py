@@ -225,7 +225,7 @@ class RunConfig(Section):
     """Everything that defines a run. Saved, resolved, in the run folder."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="Run folders are named by it and the time.")
-    folder: str = Field("runs", description="Run folders are made in it; `latest` in it points to the newest.")
+    folder: str = Field("runs", description="Run folders are made in it; `latest` there is the newest with a step.")
     seed: int = Field(0, ge=0, lt=2**63, description="Of the weights, the order of samples, noise and timesteps.")
     steps: PositiveInt = Field(100, description="Committed optimizer steps, those before a resume included.")
     evaluate_every: PositiveInt = Field(25, description="Steps between measurements of the held-out loss.")

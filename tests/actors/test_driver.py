@@ -130,7 +130,7 @@ def test_a_death_in_any_other_work_is_survived_and_the_work_done_again(tmp_path:
 
 def test_with_too_few_workers_left_the_run_ends_by_name_with_a_complete_checkpoint(tmp_path: Path) -> None:
     pool = FakePool([Fault("step", 6, die=("worker-1", "worker-2"))])
-    with pytest.raises(PoolError, match=r"1 live workers are left, 2 are needed \(workers.min\)"):
+    with pytest.raises(PoolError, match=r"1 live worker left, 2 needed \(workers.min\)"):
         run(tmp_path, pool, workers={"count": 3, "min": 2, "wait_timeout_s": 0.3})
     checkpoint = newest(tmp_path)
     assert checkpoint is not None
@@ -143,7 +143,7 @@ def test_when_all_workers_die_the_run_goes_on_from_the_newest_checkpoint_and_say
 ) -> None:
     pool = FakePool([Fault("step", 6, die=("worker-0", "worker-1", "worker-2"))], spares=3)
     summary, events = run(tmp_path, pool)
-    assert any(e.text == "all workers died: 1 steps are replayed from step-00000004" for e in of(NoteEvent, events))
+    assert any(e.text == "all workers died: 1 step to be replayed from step-00000004" for e in of(NoteEvent, events))
     assert [e.step for e in of(StepEvent, events)] == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9]
     report = verify(tmp_path / "ledger.jsonl", TRAIN.ids)
     assert report.ok

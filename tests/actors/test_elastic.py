@@ -207,7 +207,7 @@ def test_newcomers_that_find_nobody_with_the_state_are_kept_and_start_from_the_c
     pool = FakePool([Fault("step", 6, die=("worker-1",)), Fault("join", 3, die=("worker-0", "worker-2"))], spares=1)
     summary, events = run(tmp_path, pool)
     assert set(pool.workers) == {"worker-3"}
-    assert any("steps are replayed from step-00000004" in e.text for e in of(NoteEvent, events))
+    assert any("to be replayed from step-00000004" in e.text for e in of(NoteEvent, events))
     assert (summary["steps"], summary["samples_lost"], summary["samples_doubled"]) == (9, 0, 0)
 
 

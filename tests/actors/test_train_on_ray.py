@@ -19,8 +19,8 @@ from tests.actors.tiny_data import write_cache
 from zellige_ray.api import train
 from zellige_ray.config import RunConfig, parse_config
 from zellige_ray.data.cache import LatentCache
-from zellige_ray.errors import CheckpointError
-from zellige_ray.monitor.events import Event, MembershipEvent, NoteEvent, PreviewEvent, StepEvent
+from zellige_ray.errors import CheckpointError, ZelligeError
+from zellige_ray.monitor.events import Event, MembershipEvent, NoteEvent, PhaseEvent, PreviewEvent, StepEvent
 from zellige_ray.training.checkpoint_files import newest, read_position
 
 pytestmark = [pytest.mark.ray, pytest.mark.dist]
@@ -168,9 +168,39 @@ def test_a_signal_ends_the_command_with_a_complete_checkpoint(
     assert command.returncode == code, output
     checkpoint = newest(run)
     assert checkpoint is not None, output
+    assert f"to go on: the same command, with resume={run}" in output
     steps = json.loads((run / "summary.json").read_text(encoding="utf-8"))["steps"]
     assert read_position(checkpoint).step == steps >= 5
     assert steps < 100_000
+
+
+@pytest.mark.parametrize(("number", "fault"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, ZelligeError)])
+def test_a_signal_before_the_first_step_ends_at_once_and_leaves_nothing(
+    ray_instance: Any, cache: LatentCache, tmp_path: Path, number: signal.Signals, fault: type[BaseException]
+) -> None:
+    """There is no room for workers, so that the run would wait for minutes."""
+    began = time.monotonic()
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, PhaseEvent) and event.name == "workers":
+            os.kill(os.getpid(), number)
+
+    holder = ray_instance.remote(num_cpus=8)(Holder).remote()
+    ray_instance.get(holder.here.remote(), timeout=60)
+    try:
+        with pytest.raises(fault):
+            train(make_config(cache, tmp_path, workers={"count": 2}), on_event=on_event)
+    finally:
+        ray_instance.kill(holder)
+    assert time.monotonic() - began < 30
+    assert list(tmp_path.iterdir()) == []
+
+
+class Holder:
+    """Takes all CPUs."""
+
+    def here(self) -> bool:
+        return True
 
 
 def wait_for_steps(folder: Path, steps: int, command: subprocess.Popen[str]) -> Path:

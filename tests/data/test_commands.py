@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from zellige_ray.cli import main
 from zellige_ray.config import DataConfig
+from zellige_ray.data.media import write_png
 
 
 def test_encode_reports_and_a_second_call_skips(data_config: DataConfig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,8 +34,27 @@ def test_index_describes_media_and_names_broken_files(media_folder: Path, capsys
     (media_folder / "bad.mp4").write_text("no clip")
     assert main(["data", "index", str(media_folder)]) == 0
     out = capsys.readouterr().out
+    assert "4 samples: 2 images, 2 videos; 1 file can't be used, 2 without a caption, 0 other files ignored" in out
     assert "sub/long: 96x32, 22 frames, 300 words" in out
     assert "bad: it is not a picture or clip" in out
+
+
+def test_index_counts_what_a_run_counts(data_config: DataConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cut that the clip does not have, a picture that is too small, a broken clip, a lonely caption."""
+    folder = Path(data_config.source)
+    (folder / "bad.mp4").write_text("no clip")
+    write_png(folder / "tiny.png", np.zeros((8, 40, 3), dtype=np.uint8))
+    (folder / "lonely.txt").write_text("no picture")
+    assert main(["data", "index", str(folder)]) == 0
+    index = capsys.readouterr().out
+    words = [f"data.source={folder}", f"data.cache={data_config.cache}", "data.max_corrupt=0.5"]
+    assert main(["encode", *words]) == 0
+    encoded = capsys.readouterr().out
+    for told in (index, encoded):
+        assert told.strip().startswith("4 samples: 2 images, 2 videos; ")
+    assert "2 files can't be used" in index
+    assert "lonely.txt: a caption without a picture or clip of that name" in index
+    assert "caption without media: lonely.txt" in encoded
 
 
 @pytest.mark.parametrize("verb", [["encode"], ["data", "index"]])

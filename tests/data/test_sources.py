@@ -51,14 +51,10 @@ def test_bad_folders_are_named_errors(media_folder: Path, tmp_path: Path) -> Non
     with pytest.raises(DataError, match="is empty"):
         list_source(empty)
     (empty / "a.csv").write_text("1,2")
-    with pytest.raises(DataError, match="1 others ignored"):
+    with pytest.raises(DataError, match="1 other ignored"):
         list_source(empty)
     with pytest.raises(DataError, match="can't be read"):
         list_source(media_folder / "red.png")
-    (media_folder / "lonely.txt").write_text("no picture")
-    with pytest.raises(DataError, match=r"caption without media: .*lonely\.txt"):
-        list_source(media_folder)
-    (media_folder / "lonely.txt").unlink()
     (media_folder / "red.mp4").write_bytes(b"")
     with pytest.raises(DataError, match=r"red\.mp4 and .*red\.png share the id 'red'"):
         list_source(media_folder)
@@ -66,6 +62,12 @@ def test_bad_folders_are_named_errors(media_folder: Path, tmp_path: Path) -> Non
     (media_folder / "red.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(DataError, match=r"red\.txt can't be read as UTF-8"):
         list_source(media_folder)
+
+
+def test_a_stray_caption_is_told_and_the_source_is_used(media_folder: Path) -> None:
+    (media_folder / "sub" / "lonely.txt").write_text("no picture")
+    listing = list_source(media_folder)
+    assert len(listing.items) == 4 and listing.orphans == ("sub/lonely.txt",)
 
 
 def test_an_unreadable_folder_is_a_named_error(media_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +97,12 @@ def test_an_unreadable_folder_is_a_named_error(media_folder: Path, monkeypatch: 
         ('{"file": "media/red.png", "caption": 3}', "line 2: `caption` must be a text"),
         ('{"file": "media/red.png", "weight": 0}', "line 2: `weight` must be above 0"),
         ('{"file": "media/red.png", "weight": NaN}', "line 2: `weight` must be above 0"),
+        ('{"file": "media/red.png", "weight": 1' + "0" * 400 + "}", "line 2: `weight` must be above 0 and finite"),
+        ('{"file": "media/red.png", "weight": 1' + "0" * 5000 + "}", "line 2 is not JSON"),
+        ('{"file": "media/red.png", "frames": 1' + "0" * 400 + "}", "from 1 to 1000000000, it is 1000"),
+        ('{"file": "media/red.png", "caption": "\\ud83d"}', "line 2 is not JSON: it holds half of a character"),
+        ('{"file": "\\ud83d.png"}', "half of a character"),
+        ('{"file": "media/red.png", "caption": ' + "[" * 100_000, "line 2 is not JSON: it is nested too deeply"),
         ('{"file": "media/red.png", "frames": 0}', "line 2: `frames` must be a whole number from 1"),
         ('{"file": "media/red.png", "start": -1}', "line 2: `start` must be a whole number from 0"),
         ('{"file": "media/red.png", "id": "../x"}', "line 2: '../x' can't be an id"),

@@ -61,7 +61,7 @@ def test_a_folder_is_answered_for_from_its_headers_and_every_sample_is_accounted
 
 
 def test_the_survey_knows_the_shapes_that_the_encoding_makes(tmp_path: Path) -> None:
-    from zellige_ray.commands.survey import survey
+    from zellige_ray.data.survey import survey
 
     write_media(tmp_path / "media")
     config = parse_config(settings(tmp_path / "media")).data.model_copy(

@@ -105,6 +105,10 @@ def test_a_disk_that_refuses_is_a_named_error_and_the_device_stays_one(batch, ca
         ('{"id": null, "tokens": 5}\n', "line 1: id is None"),
         ('{"id": "", "tokens": 5}\n', "line 1: id is ''"),
         ('{"id": "a", "tokens": 99999999999999999999}\n', "at most 1099511627776"),
+        ('{"id": "a", "tokens": 5, "weight": 1' + "0" * 400 + "}\n", "line 1: weight is 1000"),
+        ('{"id": "a", "tokens": 1' + "0" * 400 + "}\n", "at most 1099511627776"),
+        ('{"id": "\\ud83d", "tokens": 5}\n', "line 1: not JSON: it holds half of a character"),
+        ("[" * 100_000 + "\n", "line 1: not JSON: it is nested too deeply"),
         ("", "0 sequences"),
     ],
 )

@@ -1,5 +1,6 @@
 """Only complete checkpoints are seen, and only those of this run fit."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from zellige_ray.training.checkpoint_files import (
     TENSORS,
     Position,
     check,
+    damages,
     find,
     model_identity,
     newest,
@@ -59,6 +61,40 @@ def test_an_incomplete_or_missing_checkpoint_is_named(tmp_path: Path) -> None:
     (sealed / MARKER).unlink()
     with pytest.raises(CheckpointError, match="is not complete"):
         find(str(sealed))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda folder: (folder / "data").write_bytes(b""), "data has 0 bytes, it had 1"),
+        (lambda folder: (folder / "data").unlink(), "data is gone"),
+        (lambda folder: (folder / MARKER).write_text("{"), "cannot read checkpoint"),
+        (lambda folder: (folder / MARKER).write_text('{"format": "zellige.checkpoint/1", "files": []}'), "object"),
+    ],
+)
+def test_a_damaged_one_is_passed_over_for_the_one_before_it_and_that_is_told(
+    tmp_path: Path, harm: Callable[[Path], object], said: str
+) -> None:
+    whole, torn = write(tmp_path, 9), write(tmp_path, 10)
+    assert damages(tmp_path) == []
+    harm(torn)
+    assert newest(tmp_path) == whole == find(str(tmp_path))[1]
+    (told,) = damages(tmp_path, behind=whole)
+    assert told.startswith("checkpoint step-00000010 is passed over: ") and said in told
+    assert damages(tmp_path, behind=torn) == [], "nobody needs older ones"
+    with pytest.raises(CheckpointError, match=r"is damaged: .*name its run folder to take an older one"):
+        find(str(torn))
+    write(tmp_path, 11)
+    prune(tmp_path, keep=2)
+    assert whole.exists(), "a damaged one does not push out a good one"
+
+
+def test_when_all_are_damaged_each_is_named(tmp_path: Path) -> None:
+    (write(tmp_path, 1) / "data").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"no complete checkpoint in .*step-00000001 is passed over: data is gone"
+    ):
+        find(str(tmp_path))
 
 
 def test_a_checkpoint_of_another_model_data_set_or_seed_is_refused_by_name() -> None:

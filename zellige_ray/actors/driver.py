@@ -191,6 +191,8 @@ class Driver:
         """Nobody holds the state any more: on from the newest complete checkpoint; the ledger says what is replayed."""
         while True:
             checkpoint = checkpoint_files.newest(self._folder)
+            for text in checkpoint_files.damages(self._folder):
+                self._emit(NoteEvent("warning", text))
             step, sampler, where = 0, SamplerState(), "the beginning: there was no checkpoint"
             if checkpoint is not None:
                 position = checkpoint_files.read_position(checkpoint)

@@ -48,8 +48,8 @@ class DriverHost:
         self._watch = Watch(prepared)
         for event in self._watch.open():
             self._emit(event)
-        for text in prepared.notes if memory is None else ():
-            self._emit(NoteEvent("info", text))
+        for note in prepared.notes if memory is None else ():
+            self._emit(note)
         self._driver = Driver(
             prepared.config,
             folder,

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import yaml
-
+from zellige_ray.actors.folder import left_behind, new_folder, point_latest, write_folder
+from zellige_ray.actors.names import look_up
 from zellige_ray.actors.prepared import DRIVER, NAMESPACE, Prepared, Start
 from zellige_ray.actors.session import end_actors, ray_session
 from zellige_ray.config import RunConfig
 from zellige_ray.data.encode import prepare
 from zellige_ray.data.index import Index
+from zellige_ray.data.report import EncodeReport
 from zellige_ray.data.sampler import SamplerState
-from zellige_ray.errors import CheckpointError, ConfigError, ModelError, PoolError, ZelligeError
+from zellige_ray.errors import CheckpointError, ModelError, PoolError, ZelligeError
 from zellige_ray.models.specs import ModelSpec, get_spec
 from zellige_ray.monitor import run_folder
-from zellige_ray.monitor.events import Event, PhaseEvent
-from zellige_ray.monitor.sinks import check_sinks
-from zellige_ray.placement import Cluster, CostModel, Sequence, get_policy, load_hardware, make_plan
+from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent, StepEvent
+from zellige_ray.placement import Cluster, CostModel, Sequence, load_hardware, make_plan
 from zellige_ray.training import checkpoint_files
 
 CONTROL = "control"
@@ -38,39 +37,48 @@ ANSWER_TIMEOUT_S = 60.0
 def train(config: RunConfig, on_event: Callable[[Event], None]) -> dict[str, Any]:
     """Runs a training to its end; what `summary.json` says.
 
-    on_event: called in this thread. SIGINT and SIGTERM end the run after the step in flight with a complete checkpoint;
-    SIGINT then raises KeyboardInterrupt. Raises ZelligeError by name; bad input before any worker or folder is made.
+    on_event: called in this thread. SIGINT and SIGTERM end the run after the step in flight with a complete checkpoint,
+    before the first step at once; SIGINT then raises KeyboardInterrupt. Raises ZelligeError by name; bad input before
+    any worker or folder is made.
     """
     prepared = check(config, on_event)
-    with ray_session(prepared.config) as (resolved, use_gpu):
+    with ray_session(prepared.config, lambda text: on_event(NoteEvent("warning", text))) as (resolved, use_gpu):
         prepared = replace(prepared, config=resolved)
         check_policy(prepared)
         write_folder(prepared)
-        summary = _drive(prepared, use_gpu, on_event)
+        stopped = True
+        try:
+            summary = _drive(prepared, use_gpu, on_event)
+            stopped = bool(summary["stopped"])
+        finally:
+            text = left_behind(prepared) if stopped else ""
+            if text:
+                on_event(NoteEvent("info", text))
     return summary
 
 
 def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
     """Reads, encodes and compares all that the run needs. Raises Config-, Data-, Model- or CheckpointError."""
-    spec = get_spec(config.model.name)
-    get_policy(config.placement.policy)
-    check_sinks(config.sinks)
-    if config.placement.hardware is not None:
-        load_hardware(config.placement.hardware)
-    found = checkpoint_files.find(config.resume) if config.resume is not None else None
-    notes: list[str] = []
+    spec, found = look_up(config)
+    notes: list[NoteEvent] = []
+
+    def told(report: EncodeReport) -> None:
+        notes.extend(NoteEvent("info", text) for text in report.headlines())
+        notes.extend(NoteEvent("warning", text) for text in report.warnings())
+
     cache = prepare(
         config.data,
         spec,
         progress=lambda name, done, total: on_event(PhaseEvent(name, done, total)),
-        told=lambda report: notes.extend(report.headlines()),
+        told=told,
     )
     check_latents(cache.index(), spec)
     index, held_out = cache.index().split(config.data.held_out, config.seed)
     if found is None:
-        folder, start = _new_folder(config), Start()
+        folder, start = new_folder(config), Start()
     else:
         folder, checkpoint = found
+        notes += [NoteEvent("warning", text) for text in checkpoint_files.damages(folder, behind=checkpoint)]
         position = checkpoint_files.read_position(checkpoint)
         checkpoint_files.check(position, config, cache.text_dim, index.fingerprint)
         if position.step >= config.steps:
@@ -105,30 +113,6 @@ def check_policy(prepared: Prepared) -> None:
     make_plan([row], cluster, cost, config.placement.policy)
 
 
-def _new_folder(config: RunConfig) -> Path:
-    parent, stamp = Path(config.folder).resolve(), time.strftime("%Y%m%d-%H%M%S")
-    folder, number = parent / f"{config.name}-{stamp}", 1
-    while folder.exists():
-        number += 1
-        folder = parent / f"{config.name}-{stamp}-{number}"
-    return folder
-
-
-def write_folder(prepared: Prepared) -> None:
-    """Makes the run folder with its resolved config, and points `latest` to it. Raises ConfigError when it can't."""
-    folder = prepared.folder
-    text = yaml.safe_dump(prepared.config.model_dump(mode="json"), sort_keys=False)
-    link, new = folder.parent / "latest", folder.parent / f".latest-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / run_folder.CONFIG).write_text(text, encoding="utf-8")
-        new.unlink(missing_ok=True)
-        new.symlink_to(folder.name)
-        new.replace(link)
-    except OSError as fault:
-        raise ConfigError(f"cannot write the run folder {folder}: {fault.strerror or fault}; set folder") from fault
-
-
 def _drive(prepared: Prepared, use_gpu: bool, on_event: Callable[[Event], None]) -> dict[str, Any]:
     """Starts the driver actor, passes its events on until it ends, and asks it to stop when a signal says so.
 
@@ -145,35 +129,55 @@ def _drive(prepared: Prepared, use_gpu: bool, on_event: Callable[[Event], None])
         driver = actor.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here(), **options).remote(
             prepared, use_gpu
         )
-        return _watch(driver, on_event)
+        return _watch(driver, prepared.folder, on_event)
     finally:
         end_actors(prepared)
 
 
-def _watch(driver: Any, on_event: Callable[[Event], None]) -> dict[str, Any]:
-    """Asking for events is the sign of life that the driver waits for."""
+def _watch(driver: Any, folder: Path, on_event: Callable[[Event], None]) -> dict[str, Any]:
+    """Asking for events is the sign of life that the driver waits for. `latest` is this run from its first step on."""
     import ray
     from ray.exceptions import RayActorError
 
-    result, seen = driver.run.remote(), 0
+    result, seen, begun = driver.run.remote(), 0, False
     with _signals() as asked:
-        while True:
+        while begun or not asked:
             done, _ = ray.wait([result], timeout=POLL_S)
             call = driver.events.options(concurrency_group=CONTROL).remote(seen, bool(asked))
             try:
-                events: list[Event] = ray.get(call, timeout=ANSWER_TIMEOUT_S)
+                events = _answer(call, () if begun else asked)
             except RayActorError:
                 break  # the result says why
             seen += len(events)
             for event in events:
+                if isinstance(event, StepEvent) and not begun:
+                    begun, fault = True, point_latest(folder)
+                    if fault:
+                        on_event(NoteEvent("warning", fault))
                 on_event(event)
             if done:
                 break
     try:
+        if asked and not begun:
+            raise ZelligeError("asked to stop before the first step")
         return _result(result)
     finally:
         if signal.SIGINT in asked:
             raise KeyboardInterrupt  # also where it had to stop waiting for workers
+
+
+def _answer(call: Any, asked: Collection[int]) -> list[Event]:
+    """The events; none as soon as a signal is among `asked`. Raises PoolError when the driver is silent."""
+    import ray
+
+    end = time.monotonic() + ANSWER_TIMEOUT_S
+    while not ray.wait([call], timeout=POLL_S)[0]:
+        if asked:
+            return []
+        if time.monotonic() > end:
+            raise PoolError(f"the driver did not answer for {ANSWER_TIMEOUT_S:.0f} s: see its log")
+    events: list[Event] = ray.get(call)
+    return events
 
 
 def _result(ref: Any) -> dict[str, Any]:

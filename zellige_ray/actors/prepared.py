@@ -8,6 +8,7 @@ from pathlib import Path
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index
 from zellige_ray.data.sampler import SamplerState
+from zellige_ray.monitor.events import NoteEvent
 
 NAMESPACE = "zellige"  # Ray's, for the names of all our actors
 DRIVER, RENDEZVOUS = "driver", "rendezvous"
@@ -27,7 +28,7 @@ class Prepared:
     """A run that passed every check. folder: where it writes; it exists only for a resumed run. cache: its latents.
 
     token: names this launch among all others. events_before: events that earlier launches left in the run folder.
-    notes: what a person should know of the data, said when the run begins.
+    notes: what a person should know of data and checkpoints, said when the run begins.
     """
 
     config: RunConfig
@@ -39,7 +40,7 @@ class Prepared:
     start: Start
     token: str
     events_before: int = 0
-    notes: tuple[str, ...] = ()
+    notes: tuple[NoteEvent, ...] = ()
 
     def actor(self, role: str) -> str:
         """The name of an actor of this launch."""

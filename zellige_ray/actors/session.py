@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from zellige_ray.actors.prepared import DRIVER, NAMESPACE, Prepared
 from zellige_ray.config import RunConfig
 from zellige_ray.errors import PoolError
+from zellige_ray.words import counted
 
 MAX_CPU_WORKERS = 8
+CROWDED = 4  # workers per core; more of them than this mostly wait for each other
+WORKER_BYTES = 400 << 20  # of a worker's process before it holds a model
 
 
 @contextmanager
-def ray_session(config: RunConfig) -> Iterator[tuple[RunConfig, bool]]:
+def ray_session(config: RunConfig, warn: Callable[[str], None] = lambda text: None) -> Iterator[tuple[RunConfig, bool]]:
     """The cluster that RAY_ADDRESS names, else an embedded one on this machine only; the config with its worker count.
 
     Yields (config, use_gpu). An embedded cluster listens on loopback, without tokens unless RAY_AUTH_MODE says so.
+    warn: told of more workers than this machine is good for.
     """
     joined = os.environ.get("RAY_ADDRESS")
     if not joined:
@@ -27,6 +31,8 @@ def ray_session(config: RunConfig) -> Iterator[tuple[RunConfig, bool]]:
     import ray
 
     own = not ray.is_initialized()
+    if own:
+        _hush()
     if own and joined:
         try:
             ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
@@ -38,10 +44,37 @@ def ray_session(config: RunConfig) -> Iterator[tuple[RunConfig, bool]]:
             namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, _node_ip_address="127.0.0.1",
         )  # fmt: skip
     try:
-        yield resolve_workers(config, ray.cluster_resources(), grows=bool(joined))
+        resolved, use_gpu = resolve_workers(config, ray.cluster_resources(), grows=bool(joined))
+        if own and not joined and not use_gpu:
+            memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            text = crowding(_cpu_workers(resolved), os.cpu_count() or 1, memory_bytes)
+            if text:
+                warn(text)
+        yield resolved, use_gpu
     finally:
         if own:
             ray.shutdown()
+
+
+def crowding(workers: int, cores: int, memory_bytes: int) -> str:
+    """What is wrong with so many workers on one machine; empty when nothing is."""
+    need = workers * WORKER_BYTES
+    if workers <= CROWDED * cores and need <= memory_bytes / 2:
+        return ""
+    return (
+        f"workers.count is {workers}: this machine has {counted(cores, 'CPU core')} and "
+        f"{memory_bytes / 2**30:.1f} GiB, the processes alone take about {need / 2**30:.1f} GiB; lower workers.count"
+    )
+
+
+def _hush() -> None:
+    """What Ray's own processes report of a death is not printed amid the run's lines: its events say the same.
+
+    Ray writes it to stdout, log_to_driver or not, where a program would read JSON. Ray has no public switch for it.
+    """
+    from ray._private import worker
+
+    worker.listen_error_messages = lambda *given: None
 
 
 def _cpu_workers(config: RunConfig) -> int:

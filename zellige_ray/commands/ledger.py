@@ -1,6 +1,7 @@
 """Verify that a run used every sample exactly once per pass, and print what happened when.
 
-Exit code 1 when a sample was lost or doubled, or a step is missing.
+In a run folder, its checkpoints and its metrics are witnesses: a ledger that ends before steps that they know of has
+lost lines. Exit code 1 when a sample was lost or doubled, or a step is missing; 2 when there is nothing to verify.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def run(args: argparse.Namespace) -> int:
     if not path.is_file():
         raise DataError(f"there is no ledger at {path}: name a run folder, or a {run_folder.LEDGER}")
     report = verify(path)
+    gone = lines_gone(path)
+    if not report.steps and not gone:
+        raise DataError(f"the ledger {path} holds no step: there is nothing to verify")
+    ok = report.ok and not gone
     figures = {
         "steps": report.steps,
         "samples": report.samples,
@@ -41,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         "epochs": report.epochs,
         "world_sizes": list(report.world_sizes),
         "seconds": report.seconds,
-        "ok": report.ok,
+        "lines_gone": gone,
+        "ok": ok,
         "events": [e.to_json() for e in report.events],
     }
     if args.json:
@@ -49,7 +55,28 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write("\n")
     else:
         _print({k: v for k, v in figures.items() if k != "events"}, [_line(e) for e in report.events])
-    return 0 if report.ok else 1
+    return 0 if ok else 1
+
+
+def lines_gone(path: Path) -> str:
+    """What other files of the run know of steps behind the ledger's end, in words; empty when they agree."""
+    from zellige_ray.data.record import read
+    from zellige_ray.monitor import run_folder
+    from zellige_ray.monitor.events import StepEvent
+    from zellige_ray.monitor.metrics import read_events
+    from zellige_ray.training import checkpoint_files
+
+    last = max((record.step for record in read(path) if record.event is None), default=0)
+    checkpoint, metrics, found = checkpoint_files.newest(path.parent), path.parent / run_folder.METRICS, []
+    if checkpoint is not None and (step := checkpoint_files.read_position(checkpoint).step) > last:
+        found.append(f"the checkpoint {checkpoint.name} is of step {step}")
+    try:
+        steps = [e.step for _, e in read_events(metrics) if isinstance(e, StepEvent)] if metrics.is_file() else []
+    except ValueError as fault:
+        raise DataError(str(fault)) from fault
+    if steps and steps[-1] > last:
+        found.append(f"{metrics.name} knows step {steps[-1]}")
+    return f"{' and '.join(found)}, the ledger ends at step {last}: lines of it are gone" if found else ""
 
 
 def _line(event: Record) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zellige_ray.commands.survey import survey
 from zellige_ray.config import RunConfig, load_config
 from zellige_ray.configs import choose
+from zellige_ray.data.survey import survey
 from zellige_ray.errors import ConfigError, PlanError
 from zellige_ray.placement import Cluster, CostModel, HardwareProfile, make_plan
 from zellige_ray.placement import Sequence as Lengths

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 
 from zellige_ray.config import load_config
@@ -38,15 +37,8 @@ def run(args: argparse.Namespace) -> int:
     from zellige_ray.monitor.summary import print_summary
 
     console = Console(stderr=args.json)
-    progress = Progress(config.steps, console)
-    try:
-        with progress:
-            summary = train(config, on_event=progress.see)
-    except KeyboardInterrupt:
-        if progress.history.checkpoints:
-            again = shlex.join(["zellige", "train", *args.words, f"resume={config.folder}/latest"])
-            console.print(f"to go on: {again}", highlight=False, markup=False, soft_wrap=True)
-        raise
+    with Progress(config.steps, console) as progress:
+        summary = train(config, on_event=progress.see)
     print_summary(summary, progress.history, console)
     if args.json:
         json.dump(summary, sys.stdout)

@@ -107,6 +107,7 @@ def encode(config: DataConfig, spec: ModelSpec, progress: Progress | None = None
         written=len(written),
         uncaptioned=listing.uncaptioned,
         ignored=listing.ignored,
+        orphans=listing.orphans,
         quarantined=sorted(refused, key=lambda row: row.id),
         seconds=time.monotonic() - started,
     )

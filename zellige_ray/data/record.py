@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zellige_ray.errors import DataError
+from zellige_ray.json_lines import parse_json
 
 FORMAT = "zellige.ledger/1"
 REWIND = "rewind"
@@ -50,7 +50,7 @@ class Record:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Record:
-        """The record of plain values. Raises KeyError, TypeError or ValueError for anything else."""
+        """The record of plain values. Raises KeyError, TypeError, ValueError or OverflowError for anything else."""
         event = str(value["event"]) if value["kind"] == "event" else None
         return cls(
             step=int(value["step"]),
@@ -75,7 +75,7 @@ def read(path: str | Path) -> Iterator[Record]:
             continue
         try:
             yield Record.from_json(value)
-        except (KeyError, TypeError, ValueError) as fault:
+        except (KeyError, TypeError, ValueError, OverflowError) as fault:
             raise DataError(f"{path} line {number} is not a ledger record: {fault!r}") from fault
 
 
@@ -101,8 +101,8 @@ def valid_commits(records: Iterable[Record]) -> list[Record]:
 def parse_line(line: bytes) -> dict[str, Any] | None:
     """The object on a line; None where it is torn or no object."""
     try:
-        value = json.loads(line)
-    except (ValueError, UnicodeDecodeError):
+        value = parse_json(line.decode())
+    except ValueError:  # also of bytes that are no text
         return None
     return value if isinstance(value, dict) else None
 

@@ -41,7 +41,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class EncodeReport:
-    """Numbers and lists of one encoding. written: encoded now. skipped: in the cache already."""
+    """Numbers and lists of one encoding. written: encoded now. skipped: in the cache already.
+
+    orphans: captions without a picture or clip of their name.
+    """
 
     written: int
     skipped: int
@@ -55,6 +58,7 @@ class EncodeReport:
     cut_captions: tuple[Cut, ...]
     uncaptioned: tuple[str, ...]
     ignored: tuple[str, ...]
+    orphans: tuple[str, ...]
     quarantined: tuple[Refused, ...]
     seconds: float
 
@@ -63,8 +67,17 @@ class EncodeReport:
         return asdict(self)
 
     def headlines(self) -> list[str]:
-        """What was encoded and what was left out, in at most four lines."""
-        found = self.lines()[:3]
+        """What was encoded, in three lines."""
+        return self.lines()[:3]
+
+    def warnings(self) -> list[str]:
+        """What a person should look at: captions and files that were left out."""
+        found = []
+        if self.orphans:
+            found.append(
+                f"{counted(len(self.orphans), 'caption')} without a picture or clip of that name, left out: "
+                + ", ".join(self.orphans[:3])
+            )
         if self.quarantined:
             names = "; ".join(f"{r.file}: {r.reason}" for r in self.quarantined[:3])
             found.append(f"{counted(len(self.quarantined), 'file')} set aside, they can't be used ({names})")
@@ -89,6 +102,7 @@ class EncodeReport:
             found.append(f"{len(self.uncaptioned)} without a caption: {', '.join(self.uncaptioned[:5])}")
         if self.ignored:
             found.append(f"{counted(len(self.ignored), 'file')} ignored, no media: {', '.join(self.ignored[:5])}")
+        found += [f"  caption without media: {name}" for name in self.orphans]
         found += [f"  quarantined  {r.file}: {r.reason}" for r in self.quarantined]
         return found
 
@@ -100,6 +114,7 @@ def make_report(
     written: int,
     uncaptioned: tuple[str, ...],
     ignored: tuple[str, ...],
+    orphans: tuple[str, ...],
     quarantined: Iterable[Refused],
     seconds: float,
 ) -> EncodeReport:
@@ -124,6 +139,7 @@ def make_report(
         ),
         uncaptioned=uncaptioned,
         ignored=ignored,
+        orphans=orphans,
         quarantined=tuple(quarantined),
         seconds=seconds,
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,10 +11,13 @@ from typing import Any
 
 from zellige_ray.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from zellige_ray.errors import DataError
+from zellige_ray.json_lines import is_number, parse_json, shown
+from zellige_ray.words import counted
 
 _MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 _KEYS = ("id", "file", "caption", "weight", "start", "frames")
 _SHOWN = 5
+_MOST_FRAMES = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +43,31 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a source holds. uncaptioned: items without a caption of their own. ignored: files that are no media."""
+    """What a source holds. uncaptioned: items without a caption of their own. ignored: files that are no media.
+
+    orphans: captions (.txt) without a picture or clip of their name.
+    """
 
     items: tuple[Item, ...]
     uncaptioned: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
 
 
 def list_source(source: Path) -> Listing:
     """The items of a folder or a manifest, in the order of their ids.
 
-    Raises DataError: nothing there, nothing in it, unreadable, two items of one id, a caption without its media.
+    Raises DataError: nothing there, nothing in it, unreadable, two items of one id.
     """
     listing = list_manifest(source) if source.suffix == ".jsonl" else list_folder(source)
     if not listing.items:
         raise DataError(
             f"data source {source} is empty: no file of {', '.join(sorted(_MEDIA_SUFFIXES))}"
-            + (f" ({len(listing.ignored)} others ignored)" if listing.ignored else "")
+            + (
+                f" ({counted(others, 'other')} ignored)"
+                if (others := len(listing.ignored) + len(listing.orphans))
+                else ""
+            )
         )
     return listing
 
@@ -79,16 +88,13 @@ def list_folder(folder: Path) -> Listing:
             captions[stem] = path
         else:
             ignored.append(name)
-    orphans = sorted(str(captions[stem]) for stem in captions.keys() - media.keys())
-    if orphans:
-        shown = ", ".join(orphans[:_SHOWN]) + (f" and {len(orphans) - _SHOWN} more" if len(orphans) > _SHOWN else "")
-        raise DataError(f"caption without media: {shown}; add the picture or clip of that name, or move the .txt away")
+    orphans = tuple(sorted(f"{stem}.txt" for stem in captions.keys() - media.keys()))
     items = [
         Item(_checked_id(stem, path), path, _read_caption(captions[stem]) if stem in captions else "")
         for stem, path in sorted(media.items())
     ]
     uncaptioned = tuple(sorted(media.keys() - captions.keys()))
-    return Listing(tuple(items), uncaptioned, tuple(sorted(ignored)))
+    return Listing(tuple(items), uncaptioned, tuple(sorted(ignored)), orphans)
 
 
 def list_manifest(manifest: Path) -> Listing:
@@ -140,7 +146,7 @@ def _read_caption(path: Path) -> str:
 
 def _parse_row(line: str, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as fault:
         raise DataError(f"{where} is not JSON: {fault}") from fault
     if not isinstance(row, dict):
@@ -154,21 +160,23 @@ def _parse_row(line: str, where: str) -> dict[str, Any]:
 def _item_of(row: dict[str, Any], folder: Path, where: str) -> Item:
     file, caption = row.get("file"), row.get("caption", "")
     if not isinstance(file, str) or not file:
-        raise DataError(f"{where}: `file` must be a path, it is {file!r}")
+        raise DataError(f"{where}: `file` must be a path, it is {shown(file)}")
     if not isinstance(caption, str):
-        raise DataError(f"{where}: `caption` must be a text, it is {caption!r}")
+        raise DataError(f"{where}: `caption` must be a text, it is {shown(caption)}")
     path = folder / file
     if not path.is_file():
         raise DataError(f"{where}: there is no file {path}")
     name = row.get("id", PurePosixPath(os.path.normpath(file)).with_suffix("").as_posix().lstrip("/."))
     if not isinstance(name, str):
-        raise DataError(f"{where}: `id` must be a text, it is {name!r}")
+        raise DataError(f"{where}: `id` must be a text, it is {shown(name)}")
     weight, start, frames = row.get("weight", 1.0), row.get("start", 0), row.get("frames")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not (math.isfinite(weight) and weight > 0):
-        raise DataError(f"{where}: `weight` must be above 0, it is {weight!r}")
+    if not is_number(weight, 0, above=True):
+        raise DataError(f"{where}: `weight` must be above 0 and finite, it is {shown(weight)}")
     for key, value, least in (("start", start, 0), ("frames", frames, 1)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise DataError(f"{where}: `{key}` must be a whole number from {least}, it is {value!r}")
+        if value is not None and (type(value) is not int or not least <= value <= _MOST_FRAMES):
+            raise DataError(
+                f"{where}: `{key}` must be a whole number from {least} to {_MOST_FRAMES}, it is {shown(value)}"
+            )
     return Item(_checked_id(name, where), path, " ".join(caption.split()), float(weight), start, frames)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
+from zellige_ray.json_lines import parse_json
 from zellige_ray.monitor.events import Event, from_json, to_json
 
 
@@ -47,9 +48,9 @@ def read_events(path: Path, newest_bytes: int | None = None) -> Iterator[tuple[f
     whole = text[: text.rfind("\n") + 1]
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
-            value = json.loads(line)
+            value = parse_json(line)
             yield float(value.pop("time")), from_json(value)
-        except (ValueError, KeyError, AttributeError, TypeError) as fault:
+        except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as fault:
             raise ValueError(f"{path.name} line {number} is not an event: {fault}") from fault
 
 

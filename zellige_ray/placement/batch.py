@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from zellige_ray.errors import PlanError
+from zellige_ray.json_lines import is_number, parse_json, shown
 from zellige_ray.placement.cost import CostModel
 from zellige_ray.placement.plan import FloatArray, IntArray
 from zellige_ray.placement.sequence import Sequence
@@ -91,8 +90,8 @@ def read_batch(path: str | Path) -> tuple[Sequence, ...]:
 
 def _row(where: str, line: str) -> Sequence:
     try:
-        value: Any = json.loads(line)
-    except json.JSONDecodeError as fault:
+        value: Any = parse_json(line)
+    except ValueError as fault:
         raise PlanError(f"{where}: not JSON: {fault}") from fault
     if not isinstance(value, dict) or not {"id", "tokens"} <= set(value):
         raise PlanError(f"{where}: a row needs the keys id and tokens, got {line.strip()[:80]}")
@@ -102,8 +101,8 @@ def _row(where: str, line: str) -> Sequence:
     name, weight = value["id"], value.get("weight", 1.0)
     if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
         raise PlanError(f"{where}: id is {name!r}, it must be text or a whole number")
-    if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight < math.inf:
-        raise PlanError(f"{where}: weight is {weight!r}, it must be a finite number of at least 0")
+    if not is_number(weight, 0):
+        raise PlanError(f"{where}: weight is {shown(weight)}, it must be a finite number of at least 0")
     return Sequence(str(name), value["tokens"], value.get("text_tokens", 0), float(weight))
 
 
@@ -115,10 +114,14 @@ def _check(ids: tuple[str, ...], visual: tuple[int, ...], text: tuple[int, ...])
     if not whole or min(visual) < 1 or min(text) < 0 or max(max(visual), max(text)) > MAX_TOKENS:
         for name, tokens, texts in zip(ids, visual, text, strict=True):
             if type(tokens) is not int or tokens < 1:
-                raise PlanError(f"sequence {name!r} has tokens {tokens!r}, it must be a whole number of at least 1")
+                raise PlanError(
+                    f"sequence {name!r} has tokens {shown(tokens)}, it must be a whole number of at least 1"
+                )
             if type(texts) is not int or texts < 0:
-                raise PlanError(f"sequence {name!r} has text_tokens {texts!r}, it must be a whole number of at least 0")
+                raise PlanError(
+                    f"sequence {name!r} has text_tokens {shown(texts)}, it must be a whole number of at least 0"
+                )
             if max(tokens, texts) > MAX_TOKENS:
                 raise PlanError(
-                    f"sequence {name!r} has {max(tokens, texts)} tokens, at most {MAX_TOKENS} can be planned"
+                    f"sequence {name!r} has {shown(max(tokens, texts))} tokens, at most {MAX_TOKENS} can be planned"
                 )

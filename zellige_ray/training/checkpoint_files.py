@@ -1,12 +1,12 @@
 """Checkpoints as folders: written under a temporary name, sealed by a marker, renamed; only complete ones are seen.
 
-Torch-free, so that a driver can seal, find and prune them.
+The marker holds the size of every file: one that was cut off afterwards is passed over, with its reason. Torch-free,
+so that a driver can seal, find and prune them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import Any
 
 from zellige_ray.config import RunConfig
 from zellige_ray.errors import CheckpointError
+from zellige_ray.files import write_file
+from zellige_ray.json_lines import parse_json
 
 FORMAT = "zellige.checkpoint/1"
 MARKER = "complete.json"
@@ -51,10 +53,9 @@ def seal(partial: Path, position: Position) -> Path:
             f"the driver does not see the checkpoint that a worker wrote to {partial}; "
             "set folder to storage that all nodes share"
         )
-    marker = partial / MARKER
-    marker.write_text(json.dumps({"format": FORMAT, **asdict(position)}, indent=1), encoding="utf-8")
-    with marker.open("rb") as file:
-        os.fsync(file.fileno())
+    sizes = {p.relative_to(partial).as_posix(): p.stat().st_size for p in sorted(partial.rglob("*")) if p.is_file()}
+    value = {"format": FORMAT, **asdict(position), "files": sizes}
+    write_file(partial / MARKER, json.dumps(value, indent=1), sync=True)
     final = partial.with_name(f"step-{position.step:08d}")
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
@@ -71,16 +72,40 @@ def room(run: Path) -> str:
 
 
 def newest(run: Path) -> Path | None:
-    """The newest complete checkpoint of a run folder."""
-    complete = sorted(p.parent for p in (run / FOLDER).glob(f"step-*/{MARKER}"))
-    return complete[-1] if complete else None
+    """The newest complete checkpoint of a run folder; those that were damaged since are passed over."""
+    return next((path for path in reversed(_sealed(run)) if not damage(path)), None)
+
+
+def damage(checkpoint: Path) -> str:
+    """What is wrong with the files of a sealed checkpoint, in words; empty when all are as they were sealed."""
+    try:
+        sizes = _marker(checkpoint).get("files", {})
+        for name, size in sizes.items():
+            path = checkpoint / name
+            if not path.is_file():
+                return f"{name} is gone"
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes, it had {size}"
+    except (CheckpointError, OSError, AttributeError) as fault:
+        return str(fault)
+    return ""
+
+
+def damages(run: Path, behind: Path | None = None) -> list[str]:
+    """A sentence for each sealed checkpoint that is damaged; only of those that are newer than `behind`."""
+    later = [path for path in _sealed(run) if behind is None or path > behind]
+    return [f"checkpoint {path.name} is passed over: {why}" for path in later if (why := damage(path))]
 
 
 def prune(run: Path, keep: int) -> None:
     """Removes all but the `keep` newest complete checkpoints, and what an interrupted save left."""
-    complete = sorted(p.parent for p in (run / FOLDER).glob(f"step-*/{MARKER}"))
+    complete = [path for path in _sealed(run) if not damage(path)]
     for old in [*complete[:-keep], *(run / FOLDER).glob(".*.partial")]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _sealed(run: Path) -> list[Path]:
+    return sorted(p.parent for p in (run / FOLDER).glob(f"step-*/{MARKER}"))
 
 
 def find(resume: str) -> tuple[Path, Path]:
@@ -90,24 +115,36 @@ def find(resume: str) -> tuple[Path, Path]:
     """
     path = Path(resume).resolve()
     if (path / MARKER).is_file():
+        why = damage(path)
+        if why:
+            raise CheckpointError(f"checkpoint {resume} is damaged: {why}; name its run folder to take an older one")
         return path.parent.parent, path
     if path.parent.name == FOLDER:
         raise CheckpointError(f"checkpoint {resume} is not complete: it has no {MARKER}; name its run folder instead")
     checkpoint = newest(path)
     if checkpoint is None:
-        raise CheckpointError(f"no complete checkpoint in {path / FOLDER}; check resume={resume}")
+        more = "".join(f"; {text}" for text in damages(path))
+        raise CheckpointError(f"no complete checkpoint in {path / FOLDER}; check resume={resume}{more}")
     return path, checkpoint
 
 
 def read_position(checkpoint: Path) -> Position:
     """What a complete checkpoint says of itself; raises CheckpointError when it can't be read."""
+    value = _marker(checkpoint)
     try:
-        value = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
-        if value.pop("format") != FORMAT:
-            raise CheckpointError(f"checkpoint {checkpoint} is not of format {FORMAT}")
-        return Position(**value)
-    except (OSError, ValueError, KeyError, TypeError) as fault:
+        return Position(**{k: v for k, v in value.items() if k not in ("format", "files")})
+    except TypeError as fault:
         raise CheckpointError(f"cannot read checkpoint {checkpoint / MARKER}: {fault}") from fault
+
+
+def _marker(checkpoint: Path) -> dict[str, Any]:
+    try:
+        value = parse_json((checkpoint / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as fault:
+        raise CheckpointError(f"cannot read checkpoint {checkpoint / MARKER}: {fault}") from fault
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise CheckpointError(f"checkpoint {checkpoint} is not of format {FORMAT}")
+    return value
 
 
 def check(position: Position, config: RunConfig, text_dim: int, fingerprint: str) -> None:

@@ -11,6 +11,7 @@ from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.errors import DataError
 
 if TYPE_CHECKING:
+    from zellige_ray.data.media import Probe
     from zellige_ray.data.sources import Item
     from zellige_ray.models.specs import ModelSpec
 
@@ -44,7 +45,7 @@ def survey(config: DataConfig, spec: ModelSpec) -> Survey:
     refused: list[tuple[str, str]] = []
     for item in list_source(source).items:
         try:
-            usable.append(_meta(item, config, spec))
+            usable.append(examine(item, config, spec)[0])
         except DataError as fault:
             refused.append((str(item.path), str(fault)))
     if not usable:
@@ -52,7 +53,8 @@ def survey(config: DataConfig, spec: ModelSpec) -> Survey:
     return Survey(Index.of(usable), tuple(refused))
 
 
-def _meta(item: Item, config: DataConfig, spec: ModelSpec) -> SampleMeta:
+def examine(item: Item, config: DataConfig, spec: ModelSpec) -> tuple[SampleMeta, Probe]:
+    """The sample that an item will be, and what its header says. Raises DataError when it can't be used."""
     from zellige_ray.data.geometry import fit
     from zellige_ray.data.media import probe
 
@@ -69,4 +71,5 @@ def _meta(item: Item, config: DataConfig, spec: ModelSpec) -> SampleMeta:
     frames = (spec.frame_rule(min(limits)) - 1) // spec.temporal_stride + 1
     shape = (spec.latent_channels, frames, used.height // spec.spatial_stride, used.width // spec.spatial_stride)
     words = min(len(item.caption.split()), config.text.max_tokens)
-    return SampleMeta(item.id, "image" if frames == 1 else "video", shape, words, item.weight, str(item.path))
+    meta = SampleMeta(item.id, "image" if frames == 1 else "video", shape, words, item.weight, str(item.path))
+    return meta, found

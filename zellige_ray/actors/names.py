@@ -1,0 +1,32 @@
+"""What a configuration names, looked up before anything starts: model, policy, hardware, sinks, kernel, checkpoint."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+from zellige_ray.config import RunConfig
+from zellige_ray.errors import ConfigError
+from zellige_ray.models.specs import ModelSpec, get_spec
+from zellige_ray.monitor.sinks import check_sinks
+from zellige_ray.placement import get_policy, load_hardware
+from zellige_ray.training import checkpoint_files
+
+
+def look_up(config: RunConfig) -> tuple[ModelSpec, tuple[Path, Path] | None]:
+    """The model's spec; run folder and checkpoint of `resume`, None without it.
+
+    Raises ModelError, PlanError, ConfigError or CheckpointError for a name that means nothing here.
+    """
+    spec = get_spec(config.model.name)
+    get_policy(config.placement.policy)
+    check_sinks(config.sinks)
+    if config.placement.hardware is not None:
+        load_hardware(config.placement.hardware)
+    alone = not os.environ.get("RAY_ADDRESS")  # else workers run elsewhere, where other things are installed
+    if config.engine.kernel == "flash" and alone and importlib.util.find_spec("flash_attn") is None:
+        raise ConfigError(
+            "engine.kernel is flash, and flash-attn is not installed here: pip install 'zellige-ray[gpu]', or set auto"
+        )
+    return spec, checkpoint_files.find(config.resume) if config.resume is not None else None
