@@ -164,9 +164,8 @@ class FakePool:
         if worker.vote is not None and worker.vote.step == invitation.decided.step:
             worker.apply(invitation.decided)
         worker.vote, worker.epoch = None, invitation.epoch
-        if invitation.source is not None:
-            worker.step = invitation.decided.step
-        assert worker.step == invitation.decided.step
+        assert any(w.step == invitation.decided.step for w in self.workers.values()), "nobody holds the state"
+        worker.step = invitation.decided.step  # from its peers
         return worker.step
 
     def _measure(self, worker: FakeWorker, epoch: int) -> Measurement:

@@ -17,7 +17,7 @@ from zellige_ray.attention.comm import Comm
 from zellige_ray.config import RunConfig
 from zellige_ray.data.cache import LatentCache
 from zellige_ray.monitor.events import Event, MembershipEvent, StepEvent
-from zellige_ray.training.reduction import GradientReducer
+from zellige_ray.training.layouts import Layout
 from zellige_ray.training.state import TrainState
 
 pytestmark = pytest.mark.dist
@@ -66,17 +66,17 @@ def doom(monkeypatch: pytest.MonkeyPatch) -> Doom:
         monkeypatch.setattr(owner, method, wrapped)
 
     before(Comm, "exchange", "exchange")
-    before(Comm, "broadcast", "take_over")
+    before(Comm, "transfer", "take_over")
     before(TrainState, "apply", "apply")
-    original = GradientReducer.reduce
+    original = Layout.reduce
 
     def reduce(self: Any, comm: Any) -> None:
         if comm is not None and doom.due("reduce"):
-            comm.all_reduce(self._buckets[0][0])  # it has begun, and its peers wait for the rest
+            comm.all_reduce(self.units[0].own_grad)  # it has begun, and its peers wait for the rest
         doom.strike("reduce")
         original(self, comm)
 
-    monkeypatch.setattr(GradientReducer, "reduce", reduce)
+    monkeypatch.setattr(Layout, "reduce", reduce)
     return doom
 
 

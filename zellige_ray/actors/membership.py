@@ -57,7 +57,7 @@ class Membership:
                 new += self._more(self._settings.min - self.epoch.size)
                 self.epoch = Epoch(self.epoch.number, tuple(old + new))
             epoch = self.epoch
-            gathered = self._invite(epoch, decided, source=0 if new else None)
+            gathered = self._invite(epoch, decided)
             if gathered.complete:
                 self._formed(epoch)
                 return
@@ -72,11 +72,10 @@ class Membership:
         gone = self._remove({**gathered.lost, **late})
         self.form([m for m in self.epoch.members if m.worker not in gone], decided)
 
-    def _invite(self, epoch: Epoch, decided: Decision, source: int | None) -> Gathered:
-        store = self._pool.store(epoch.number)
+    def _invite(self, epoch: Epoch, decided: Decision) -> Gathered:
+        nodes, store = epoch.node_of_rank(), self._pool.store(epoch.number)
         invitations = {
-            m.worker: (Invitation(epoch.number, rank, epoch.size, store, decided, source),)
-            for rank, m in enumerate(epoch.members)
+            m.worker: (Invitation(epoch.number, rank, nodes, store, decided),) for rank, m in enumerate(epoch.members)
         }
         self._call = self._pool.submit("join", invitations)
         return self._pool.gather(self._call, self._settings.comm_timeout_s)

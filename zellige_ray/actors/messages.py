@@ -65,15 +65,18 @@ class Decision:
 class Invitation:
     """Form the communicator of an epoch. store: what `connect` of the worker understands.
 
-    source: the rank whose state everybody at another step takes over; None when all are equal.
+    node_of_rank: where everybody sits, in rank order, which says who holds which part of the state.
     """
 
     epoch: int
     rank: int
-    size: int
+    node_of_rank: tuple[int, ...]
     store: Any
     decided: Decision
-    source: int | None
+
+    @property
+    def size(self) -> int:
+        return len(self.node_of_rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ from zellige_ray.training.previews import Previews
 from zellige_ray.training.runner import Runner
 from zellige_ray.training.state import TrainState
 
-PACKET_BYTES = 64 << 20  # of state sent to a newcomer at once
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -70,11 +69,12 @@ class Worker:
         self._adapter: ModelAdapter = get_adapter(config.model.name)
         self._spec = get_spec(config.model.name)
         self._module = self._adapter.build(config.model, text_dim, config.seed, dtype, self._device)
-        self._state = TrainState(self._module, config.optimizer, config.steps)
+        bound = self._adapter.bind(self._module)
+        self._state = TrainState(self._module, config.optimizer, config.steps, bound.blocks)
         if checkpoint is not None:
             checkpoint_io.load(checkpoint, self._state)
         loader = Loader(cache, text_dim, self._adapter, self._spec, config.loss, config.seed, dtype, self._device)
-        self._runner = Runner(self._adapter.bind(self._module), self._state, loader, config.engine, config.model.heads)
+        self._runner = Runner(bound, self._state, loader, config.engine, config.model.heads)
         memory = memory_bytes(self._device) // (1 if self._device.type == "cuda" else torch_workers(config))
         self._vote = None
         self._member = Member(
@@ -109,7 +109,7 @@ class Worker:
     # Work lane
 
     def join(self, invitation: Invitation) -> Reply:
-        """Forms the communicator of a new epoch; ranks at another step than the source take its state over."""
+        """Forms the communicator of a new epoch; ranks take their places in it, and the state that goes with them."""
         return self._guard(invitation.epoch, lambda: self._join(invitation))
 
     def measure(self, epoch: int) -> Reply:
@@ -218,22 +218,14 @@ class Worker:
             )
             if invitation.epoch < self._cancelled:
                 self._comm.cancel()
-            if invitation.source is not None:
-                self._take_over(invitation.source)
-        return self._state.step
-
-    def _take_over(self, source: int) -> None:
-        assert self._comm is not None
-        step = torch.tensor([self._state.step], dtype=torch.int64, device=self._device)
-        for group in packets([step, *self._state.tensors()], PACKET_BYTES):
-            sent = torch.cat([t.detach().reshape(-1).to(self._device) for t in group])
-            self._comm.broadcast(sent, source).wait()
-            for tensor, part in zip(group, torch.split(sent, [t.numel() for t in group]), strict=True):
-                tensor.copy_(part.view_as(tensor))
-        self._state.step = int(step)
+        step = self._state.settle(self._comm, invitation.node_of_rank, invitation.decided.step)
+        if step is None:
+            raise PoolError(f"nobody in epoch {invitation.epoch} holds the state of step {invitation.decided.step}")
+        return step
 
     def _measure(self) -> Measurement:
-        linear, attention = profile.compute(self._runner, self._spec, self.config)
+        with self._state.layout.running(self._comm):
+            linear, attention = profile.compute(self._runner, self._spec, self.config)
         bandwidth, latency = profile.wire(self._comm, self._device)
         return Measurement(linear, attention, bandwidth, latency)
 
@@ -251,19 +243,6 @@ class Worker:
         )
         self._vote = vote if keep else None
         return vote
-
-
-def packets(tensors: Iterable[torch.Tensor], num_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """Tensors in their order, in groups of one type and at most `num_bytes`, or a single larger one."""
-    group: list[torch.Tensor] = []
-    for tensor in tensors:
-        size = sum(t.numel() for t in group) * tensor.element_size()
-        if group and (tensor.dtype != group[0].dtype or size + tensor.numel() * tensor.element_size() > num_bytes):
-            yield group
-            group = []
-        group.append(tensor)
-    if group:
-        yield group
 
 
 def model_hash(module: torch.nn.Module) -> str:

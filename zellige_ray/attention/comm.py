@@ -29,6 +29,8 @@ from zellige_ray.errors import CommError, Regroup
 
 Op = Literal["sum", "max", "min"]
 
+FIRST_COLLECTIVE = 1 << 30  # keys of this class's own messages start here, below are those of `exchange`
+
 
 class Comm:
     """Point-to-point exchanges and collectives of one epoch; see `Comm.create`.
@@ -56,6 +58,7 @@ class Comm:
         self._group: Group | None = group
         self._pool = pool
         self._cancelled = cancelled
+        self._collective = 0
         self._exchanges = Waiter(f"zellige-exchange-{epoch}-{rank}")
         self._collectives = Waiter(f"zellige-collective-{epoch}-{rank}")
 
@@ -147,6 +150,48 @@ class Comm:
         self._open()
         self._pool.admit([c for c in components if len(c) != self.size])
 
+    def transfer(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], key: int) -> Pending[Tensor]:
+        """Like `exchange`, for tensors that lie apart: peer -> what it gets, peer -> where its message goes.
+
+        All are of one type; empty ones do not travel. Result: an empty tensor, when all is there.
+        """
+        group = self._open()
+        sent = [(peer, t) for peer, t in sorted(sends.items()) if t.numel()]
+        received = [(peer, t) for peer, t in sorted(recvs.items()) if t.numel()]
+        if not sent and not received:
+            return Pending.ready(torch.empty(0))
+        self._count(*(tensor for _, tensor in sent))
+        what = f"transfer {key} with ranks {sorted({p for p, _ in (*sent, *received)})}"
+        result = torch.empty(0, device=group.device)
+        return self._post(self._exchanges, result, (sent, received), what, lambda: group.transfer(sent, received, key))
+
+    def all_gather(self, whole: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        """Start filling a flat tensor of which each member holds an equal part, by its place among the members.
+
+        members: ascending, this rank among them; all must call it in the same order. Result: `whole`.
+        """
+        parts = dict(zip(members, self._parts(whole, members), strict=True))
+        mine = parts.pop(self.rank)
+        return self.transfer(dict.fromkeys(parts, mine), parts, self._next_key()).then(lambda: whole)
+
+    def reduce_scatter(self, whole: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        """Start summing the members' flat tensors; result: this rank's part of the sum, a new tensor.
+
+        members: as for `all_gather`. The order of summation is that of the members, on every rank and at every call.
+        """
+        parts = dict(zip(members, self._parts(whole, members), strict=True))
+        mine = parts.pop(self.rank)
+        come = {peer: torch.empty_like(mine) for peer in parts}
+
+        def total() -> Tensor:
+            terms = iter([come.get(member, mine) for member in members])
+            out = next(terms).clone()
+            for term in terms:
+                out += term
+            return out
+
+        return self.transfer(parts, come, self._next_key()).then(total)
+
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> Pending[Tensor]:
         """Start reducing a tensor over all ranks, in place."""
         group = self._open()
@@ -197,9 +242,20 @@ class Comm:
         del group
         release(groups, [self._exchanges, self._collectives])
 
-    def _count(self, send: Tensor) -> None:
+    def _parts(self, whole: Tensor, members: Sequence[int]) -> tuple[Tensor, ...]:
+        if self.rank not in members or whole.ndim != 1 or len(whole) % len(members):
+            raise CommError(
+                f"rank {self.rank} can't part {tuple(whole.shape)} values equally among the ranks {list(members)}"
+            )
+        return whole.chunk(len(members)) if len(whole) else (whole,) * len(members)
+
+    def _next_key(self) -> int:
+        self._collective = (self._collective + 1) % FIRST_COLLECTIVE
+        return FIRST_COLLECTIVE + self._collective
+
+    def _count(self, *sent: Tensor) -> None:
         self.num_exchanges += 1
-        self.sent_bytes += send.numel() * send.element_size()
+        self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in sent)
 
     def _receiver(self, send: Tensor, recv_rows: Mapping[int, int], out: Tensor | None) -> Tensor:
         rows = sum(recv_rows.values())

@@ -29,7 +29,7 @@ class Work(Protocol):
 class Pending(Generic[T]):
     """A result that is on its way. `what` names it in errors."""
 
-    __slots__ = ("_cancelled", "_deadline", "_done", "_fault", "_result", "_timeout_s", "what")
+    __slots__ = ("_cancelled", "_deadline", "_done", "_fault", "_finally", "_result", "_timeout_s", "what")
 
     def __init__(self, result: T, what: str, timeout_s: float, cancelled: threading.Event) -> None:
         self._result = result
@@ -38,7 +38,13 @@ class Pending(Generic[T]):
         self._cancelled = cancelled
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
+        self._finally: Callable[[], T] | None = None
         self.what = what
+
+    def then(self, make: Callable[[], T]) -> Pending[T]:
+        """The same wait with another result, made by the thread that waits, once."""
+        self._finally = make
+        return self
 
     @classmethod
     def ready(cls, result: T) -> Pending[T]:
@@ -72,6 +78,8 @@ class Pending(Generic[T]):
             raise CommError(
                 f"{self.what}: {_first_line(self._fault)} (time-out {self._timeout_s:g} s)"
             ) from self._fault
+        if self._finally is not None:
+            self._result, self._finally = self._finally(), None
         return self._result
 
 

@@ -18,6 +18,7 @@ from zellige_ray.attention.pending import Work
 from zellige_ray.errors import CommError
 
 Rows = Sequence[tuple[int, int]]  # (peer, rows), ascending peers
+Parts = Sequence[tuple[int, Tensor]]  # (peer, what goes to it or comes from it), ascending peers
 
 _ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -30,6 +31,10 @@ class Group(Protocol):
     def exchange(self, send: Tensor, sends: Rows, recv: Tensor, recvs: Rows, key: int) -> list[Work]: ...
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> list[Work]: ...
+
+    def transfer(self, sends: Parts, recvs: Parts, key: int) -> list[Work]:
+        """One message to each peer from its own tensor, one from each peer into its own tensor."""
+        ...
 
     def all_reduce(self, tensor: Tensor, op: str) -> list[Work]: ...
 
@@ -64,6 +69,12 @@ class _TorchGroup:
         self._check(send)
         return [self._pg.alltoall_base(recv, send, recv_splits, send_splits)]
 
+    def transfer(self, sends: Parts, recvs: Parts, key: int) -> list[Work]:
+        for _, tensor in (*sends, *recvs):
+            self._check(tensor)
+        works: list[Work] = [self._pg.recv([tensor], peer, key) for peer, tensor in recvs]
+        return works + [self._pg.send([tensor], peer, key) for peer, tensor in sends]
+
     def all_reduce(self, tensor: Tensor, op: str) -> list[Work]:
         self._check(tensor)
         options = dist.AllreduceOptions()
@@ -93,6 +104,11 @@ class _NcclGroup(_TorchGroup):
     def exchange(self, send: Tensor, sends: Rows, recv: Tensor, recvs: Rows, key: int) -> list[Work]:
         self._pg._start_coalescing(self.device)
         super().exchange(send, sends, recv, recvs, key)
+        return [self._pg._end_coalescing(self.device)]
+
+    def transfer(self, sends: Parts, recvs: Parts, key: int) -> list[Work]:
+        self._pg._start_coalescing(self.device)
+        super().transfer(sends, recvs, key)
         return [self._pg._end_coalescing(self.device)]
 
     def abort(self) -> None:

@@ -40,7 +40,7 @@ def compute(runner: Runner, spec: ModelSpec, config: RunConfig) -> tuple[float, 
     packed = _packed(runner, spec, n)
     best_linear = best_attention = float("inf")
     for _ in range(REPEATS + 1):  # the first one warms up
-        runner.state.gradients.zero()
+        runner.state.layout.zero()
         engine.clock.reset()
         start = _now(runner)
         runner.bound(packed, engine).square().mean().backward()  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ def compute(runner: Runner, spec: ModelSpec, config: RunConfig) -> tuple[float, 
         attention_s = engine.clock.read().attention_s
         best_attention = min(best_attention, attention_s)
         best_linear = min(best_linear, seconds - attention_s)
-    runner.state.gradients.zero()
+    runner.state.layout.zero()
     linear, attention = flops(preset, n)
     return linear / max(best_linear, 1e-9), attention / max(best_attention, 1e-9)
 

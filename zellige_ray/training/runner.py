@@ -64,23 +64,24 @@ class Runner:
         Raises CommError or Regroup when a peer is lost; EngineError when ranks hold different plans.
         """
         check_same_plan(plan, comm, self.loader.device)
-        self.state.gradients.zero()
+        self.state.layout.zero()
         weights = self.loader.weights(samples)
         start = time.perf_counter()
         loss, tokens, attention_s, exchange_s = 0.0, 0, 0.0, 0.0
-        for layout, metas in self._rounds(plan, samples, comm):
-            engine = self.attention(layout, comm)
-            share = self.loader.share(layout, metas, pass_, weights)
-            local = flow_matching_loss(self.bound(share.packed, engine), share.target_TCphw, share.weight_T)
-            local.backward()  # type: ignore[no-untyped-call]
-            loss += float(local.detach().double())
-            tokens += layout.num_tokens
-            times = engine.clock.read()
-            attention_s, exchange_s = attention_s + times.attention_s, exchange_s + times.exchange_s
+        with self.state.layout.running(comm):
+            for layout, metas in self._rounds(plan, samples, comm):
+                engine = self.attention(layout, comm)
+                share = self.loader.share(layout, metas, pass_, weights)
+                local = flow_matching_loss(self.bound(share.packed, engine), share.target_TCphw, share.weight_T)
+                local.backward()  # type: ignore[no-untyped-call]
+                loss += float(local.detach().double())
+                tokens += layout.num_tokens
+                times = engine.clock.read()
+                attention_s, exchange_s = attention_s + times.attention_s, exchange_s + times.exchange_s
         computed = time.perf_counter()
-        self.state.gradients.reduce(comm)
+        self.state.layout.reduce(comm)
         total = self._sum(loss, comm)
-        norm = self.state.gradients.norm()
+        norm = self.state.layout.norm()
         linear_s = max(0.0, computed - start - attention_s - exchange_s)
         finite = bool(np.isfinite(norm) and np.isfinite(total))
         return Outcome(total, norm, finite, tokens, linear_s, attention_s, exchange_s, time.perf_counter() - computed)
@@ -93,12 +94,13 @@ class Runner:
         """
         check_same_plan(plan, comm, self.loader.device)
         weights, total = self.loader.weights(samples), 0.0
-        for draw in range(draws):
-            time_of = _spread(samples, draw, self.loader.loss)
-            for layout, metas in self._rounds(plan, samples, comm):
-                share = self.loader.share(layout, metas, HELD_OUT_PASS - draw, weights, time_of)
-                prediction = self.bound(share.packed, self.attention(layout, comm))
-                total += float(flow_matching_loss(prediction, share.target_TCphw, share.weight_T).double())
+        with self.state.layout.running(comm):
+            for draw in range(draws):
+                time_of = _spread(samples, draw, self.loader.loss)
+                for layout, metas in self._rounds(plan, samples, comm):
+                    share = self.loader.share(layout, metas, HELD_OUT_PASS - draw, weights, time_of)
+                    prediction = self.bound(share.packed, self.attention(layout, comm))
+                    total += float(flow_matching_loss(prediction, share.target_TCphw, share.weight_T).double())
         return self._sum(total, comm) / draws
 
     @torch.no_grad()
@@ -109,15 +111,16 @@ class Runner:
         self.state.swap_ema()
         try:
             out: list[Denoised] = []
-            for layout, metas in self._rounds(plan, samples, comm):
-                engine = self.attention(layout, comm)
-                share = self.loader.share(layout, metas, PREVIEW_PASS, weights, lambda _: 1.0)
-                x_TCphw = self._euler(share, engine, steps)
-                at = 0
-                for span in share.spans:
-                    stop = at + span.stop - span.start
-                    out.append(Denoised(span.sample.id, span.start, x_TCphw[at:stop].float().cpu().numpy()))
-                    at = stop
+            with self.state.layout.running(comm):
+                for layout, metas in self._rounds(plan, samples, comm):
+                    engine = self.attention(layout, comm)
+                    share = self.loader.share(layout, metas, PREVIEW_PASS, weights, lambda _: 1.0)
+                    x_TCphw = self._euler(share, engine, steps)
+                    at = 0
+                    for span in share.spans:
+                        stop = at + span.stop - span.start
+                        out.append(Denoised(span.sample.id, span.start, x_TCphw[at:stop].float().cpu().numpy()))
+                        at = stop
             return out
         finally:
             self.state.swap_ema()
