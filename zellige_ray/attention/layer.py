@@ -50,6 +50,7 @@ def _forward(
         )
     with clock.phase("exchange"):
         q_R1H, k_R1H, v_R1H = _units(engine, exchange.finish(flight), q_TNH)
+        del flight  # and its buffers: the tiles' kernel is where a rank holds most
     o_R1H = torch.empty_like(q_R1H)
     with clock.phase("attention"):
         lse_R1 = kernel.forward(q_R1H, k_R1H, v_R1H, engine.units, o_R1H, engine.deterministic)
@@ -84,9 +85,7 @@ class AttendLayer(torch.autograd.Function):
             result = _forward(q_TNH, k_TNH, v_TNH, engine, kernel)
             if memo is not None:
                 memo.result = tuple(x.detach() for x in result)
-        whole = engine.layout.num_whole
-        kept = (q_TNH[:whole], k_TNH[:whole], v_TNH[:whole]) if whole else (q_TNH[:0].clone(),) * 3
-        ctx.save_for_backward(*kept, *result)
+        ctx.save_for_backward(*(_kept(x, engine.layout.num_whole) for x in (q_TNH, k_TNH, v_TNH)), *result)
         ctx.engine, ctx.kernel = engine, kernel
         return result[0]
 
@@ -111,14 +110,17 @@ class AttendLayer(torch.autograd.Function):
             flight = exchange.start(exchange.grad_in, [_cut(engine, grad_TNH)])
         fillers(second, lse_second, engine.second)
         with clock.phase("exchange"):
-            grad_R1H = torch.empty_like(o_R1H)
             away_WH, own_WH = exchange.finish(flight)
+            grad_R1H = torch.empty_like(o_R1H)
             _read(layout.tables.unit_q, away_WH, own_WH, grad_R1H.flatten(0, 1))
+            del flight, away_WH, own_WH
         with clock.phase("attention"):
             outs = (torch.empty_like(q_R1H), torch.empty_like(k_R1H), torch.empty_like(v_R1H))
             kernel.backward(grad_R1H, q_R1H, k_R1H, v_R1H, o_R1H, lse_R1, engine.units, outs, engine.deterministic)
+            del grad_R1H
         with clock.phase("exchange"):
             flight = exchange.start(exchange.grads_out, [x.flatten(0, 1) for x in outs])
+            del outs
         fillers(first, lse_first, engine.first)
         with clock.phase("exchange"):
             away_WH, own_WH = exchange.finish(flight)
@@ -156,6 +158,11 @@ class LocalLayer(torch.autograd.Function):
         with ctx.engine.clock.phase("attention"):
             ctx.kernel.backward(grad_QNH.contiguous(), q, k, v, o, lse, ctx.segments, outs, ctx.engine.deterministic)
         return *outs, None, None, None
+
+
+def _kept(x_TNH: Tensor, whole: int) -> Tensor:
+    """The rows of whole sequences; a copy where there are others, so that those need not live until backward."""
+    return x_TNH if whole == x_TNH.shape[0] else x_TNH[:whole].clone()
 
 
 def _cut(engine: AttentionEngine, x_TNH: Tensor) -> Tensor:

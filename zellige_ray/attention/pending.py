@@ -104,15 +104,16 @@ class Waiter:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            pending, works, _ = item
+            pending, works, keep = item
             fault: BaseException | None = None
-            for work in works:
+            while works:
                 try:
-                    work.wait()
+                    works.pop(0).wait()
                 except Exception as found:  # noqa: BLE001  carried to the caller of Pending.wait
                     fault = fault or found
+            del item, keep  # sent buffers are gone when the caller goes on
             pending.finish(fault)
-            del item, works, pending, _
+            del pending
 
 
 def poll_until(ready: Callable[[], bool], what: str, timeout_s: float, cancelled: Callable[[], bool]) -> None:

@@ -49,6 +49,7 @@ def measure(threads: int, repeats: int) -> dict[str, Any]:
 
     from zellige_ray.attention import trials as exchanges
     from zellige_ray.models import trials as models
+    from zellige_ray.training.live_bytes import peak_bytes
 
     torch.set_num_threads(threads)
     short, short_spread = models.packed_over_serial(models.SHORT, repeats)
@@ -62,7 +63,7 @@ def measure(threads: int, repeats: int) -> dict[str, Any]:
         "coalesced_over_separate": exchanges.coalesced_over_separate(repeats=2 * repeats),
         "overlapped_over_not": exchanges.overlapped_over_not(None, repeats=repeats),
         "overlapped_over_not_slow_link": exchanges.overlapped_over_not(2e7, repeats=repeats),
-        "memory_over_plain": models.memory_over_plain(),
+        "memory_over_plain": models.memory_over_plain(peak_bytes),
         "layer_exchange_ms": overhead["exchange_ms"],
         "layer_attention_ms": overhead["attention_ms"],
         "hardware": f"{os.cpu_count()} CPUs, {threads} threads, torch {torch.__version__}",

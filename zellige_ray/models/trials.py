@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import copy
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from zellige_ray.attention import AttentionEngine, compile_layout
 from zellige_ray.attention.tilings import whole_round
@@ -120,55 +118,12 @@ def packed_over_serial(grids: Sequence[tuple[int, int, int]], repeats: int) -> t
     return min(s for s, _ in times) / min(p for _, p in times), max(ratios) - min(ratios)
 
 
-def memory_over_plain(sequences: int = 6) -> float:
+def memory_over_plain(peak_bytes: Callable[[Callable[[], None]], int], sequences: int = 6) -> float:
     """Peak bytes of activations, forward and backward: packed whole sequences over one plain sequence of as many
-    tokens.
+    tokens. peak_bytes: most bytes alive at once while its argument runs.
     """
     plain, packed = Lab([(sequences, 16, 16)]), Lab([(1, 16, 16)] * sequences)
     return peak_bytes(packed.run_packed) / peak_bytes(plain.run_serial)
-
-
-def peak_bytes(run: Callable[[], None]) -> int:
-    """Most bytes of tensors alive at once that `run` made."""
-    meter = _Meter()
-    with meter:
-        run()
-    return meter.peak
-
-
-class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts storages when an operation returns them and when they die."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.alive = 0
-        self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        old = {x.untyped_storage()._cdata for x in _tensors((args, kwargs))}
-        for x in _tensors(out):
-            storage = x.untyped_storage()
-            if storage._cdata in self._known or storage._cdata in old:
-                continue
-            self._known.add(storage._cdata)
-            self.alive += storage.nbytes()
-            self.peak = max(self.peak, self.alive)
-            weakref.finalize(storage, self._died, storage._cdata, storage.nbytes())
-        return out
-
-    def _died(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.alive -= size
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [x for v in value.values() for x in _tensors(v)]
-    return [x for v in value for x in _tensors(v)] if isinstance(value, tuple | list) else []
 
 
 def _touch_gradients(module: nn.Module) -> None:

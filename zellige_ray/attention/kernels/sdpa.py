@@ -57,6 +57,7 @@ class SdpaKernel:
                 o, row_lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False)[:2]
             out.copy_(o)
             lse[..., 0].copy_(row_lse[..., : run.queries])  # the efficient kernel pads rows
+            del o, row_lse  # before the next run makes its own
         return lse_QN
 
     def backward(
@@ -83,6 +84,7 @@ class SdpaKernel:
                     grads = _cuda_backward(grad, q, k, v, o, lse, run)
             for out, value, view in zip(outs, grads, (_queries, _keys, _keys), strict=True):
                 view(out, run).copy_(value)
+            del grads, value
 
 
 def _cuda_backward(
