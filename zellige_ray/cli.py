@@ -39,6 +39,7 @@ verbs: dict[str, Verb] = {
     "ledger": Verb("zellige_ray.commands.ledger", "verify that a run used every sample exactly once per pass"),
     "doctor": Verb("zellige_ray.commands.doctor", "look at this machine before a run does, and name what to mend"),
     "top": Verb("zellige_ray.commands.top", "watch a run in a terminal"),
+    "export": Verb("zellige_ray.commands.export", "write a run's weights as a folder that other tools open"),
     "report": Verb("zellige_ray.commands.report", "write the report of a run folder again"),
 }
 

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,7 @@ from zellige_ray.settings import (
     CodecConfig,
     DataConfig,
     EngineConfig,
+    LoraConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "CodecConfig",
     "DataConfig",
     "EngineConfig",
+    "LoraConfig",
     "LossConfig",
     "ModelConfig",
     "OptimizerConfig",
@@ -49,6 +51,7 @@ __all__ = [
     "dump_config",
     "load_config",
     "parse_config",
+    "section_of",
 ]
 
 
@@ -120,7 +123,9 @@ def _scalar(text: str, raw: str) -> Any:
 
 def _set(value: dict[str, Any], path: list[str], leaf: Any) -> None:
     for key in path[:-1]:
-        value = value.setdefault(key, {})
+        if value.get(key) is None:  # a section that is null, such as model.lora, begins here
+            value[key] = {}
+        value = value[key]
         if not isinstance(value, dict):
             raise ConfigError(f"override {'.'.join(path)}: {key} is not a section")
     value[path[-1]] = leaf
@@ -154,8 +159,15 @@ def _join(where: str, whats: list[str]) -> str:
 def _keys_at(path: Iterable[Any]) -> list[str]:
     model: type[BaseModel] = RunConfig
     for key in path:
-        annotation = model.model_fields[key].annotation if key in model.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        section = section_of(model.model_fields[key].annotation) if key in model.model_fields else None
+        if section is None:
             return []
-        model = annotation
+        model = section
     return list(model.model_fields)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a key of this type holds, also where it may be null; None for a key without a section."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
+    (kind, *others) = kinds
+    return kind if not others and isinstance(kind, type) and issubclass(kind, BaseModel) else None

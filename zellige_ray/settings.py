@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -93,6 +93,29 @@ class BatchConfig(Section):
         return self
 
 
+class LoraConfig(Section):
+    """Low-rank adapters beside frozen layers. `model.lora: {}` takes all defaults."""
+
+    rank: PositiveInt = Field(16, description="Width of every adapter.")
+    alpha: PositiveFloat | None = Field(None, description="What adapters add is scaled by alpha / rank; null: as rank.")
+    targets: tuple[str, ...] = Field(
+        ("to_q", "to_k", "to_v", "to_out.0"),
+        strict=False,
+        min_length=1,
+        description="Linear layers that get one: ends of their names, or globs over whole names.",
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="Only 0: what a model drops would depend on the placement.")
+
+    @model_validator(mode="after")
+    def _nothing_random(self) -> LoraConfig:
+        if self.dropout:
+            raise ValueError(
+                f"model.lora.dropout is {self.dropout:g}, only 0 can be used: what is dropped would differ with the "
+                "placement of a sequence; use a lower model.lora.rank or optimizer.weight_decay instead"
+            )
+        return self
+
+
 class ModelConfig(Section):
     """The Diffusion Transformer; sizes are those of the named architecture."""
 
@@ -105,6 +128,26 @@ class ModelConfig(Section):
         "none",
         description="Recompute blocks in backward; `attention` keeps attention results: nothing is exchanged twice.",
     )
+    init_from: str | None = Field(
+        None,
+        description="Folder of a diffusers model, or of a pipeline with one, to begin from: its weights and its sizes.",
+    )
+    architecture: dict[str, Any] | None = Field(
+        None, description="Every setting of the diffusers class, as in its config.json; `init_from` fills it in."
+    )
+    train: tuple[str, ...] | None = Field(
+        None, strict=False, min_length=1, description="Globs of the parameters that train; the rest stays. null: all."
+    )
+    lora: LoraConfig | None = Field(None, description="Train low-rank adapters instead of the model. null: the model.")
+
+    @model_validator(mode="after")
+    def _one_choice_of_what_trains(self) -> ModelConfig:
+        if self.train is not None and self.lora is not None:
+            raise ValueError(
+                f"model.train is {list(self.train)} and model.lora is set, which freezes every parameter of the model: "
+                "remove one of them"
+            )
+        return self
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]

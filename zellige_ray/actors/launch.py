@@ -23,6 +23,7 @@ from zellige_ray.data.index import Index
 from zellige_ray.data.report import EncodeReport
 from zellige_ray.data.sampler import SamplerState
 from zellige_ray.errors import CheckpointError, ModelError, PoolError, ZelligeError
+from zellige_ray.models.architecture import resolve_run
 from zellige_ray.models.specs import ModelSpec, get_spec
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent, StepEvent
@@ -59,6 +60,9 @@ def train(config: RunConfig, on_event: Callable[[Event], None]) -> dict[str, Any
 
 def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
     """Reads, encodes and compares all that the run needs. Raises Config-, Data-, Model- or CheckpointError."""
+    from zellige_ray.models.making import check_model
+
+    config = resolve_run(config)
     spec, found = look_up(config)
     notes: list[NoteEvent] = []
 
@@ -73,6 +77,7 @@ def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
         told=told,
     )
     check_latents(cache.index(), spec)
+    check_model(config.model, cache.text_dim)
     index, held_out = cache.index().split(config.data.held_out, config.seed)
     if found is None:
         folder, start = new_folder(config), Start()

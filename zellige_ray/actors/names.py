@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zellige_ray.config import RunConfig
 from zellige_ray.errors import ConfigError
+from zellige_ray.models.architecture import resolve
 from zellige_ray.models.specs import ModelSpec, get_spec
 from zellige_ray.monitor.sinks import check_sinks
 from zellige_ray.placement import get_policy, load_hardware
@@ -19,7 +20,7 @@ def look_up(config: RunConfig) -> tuple[ModelSpec, tuple[Path, Path] | None]:
 
     Raises ModelError, PlanError, ConfigError or CheckpointError for a name that means nothing here.
     """
-    spec = get_spec(config.model.name)
+    spec = get_spec(resolve(config.model).name)
     get_policy(config.placement.policy)
     check_sinks(config.sinks)
     if config.placement.hardware is not None:

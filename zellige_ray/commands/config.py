@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from zellige_ray.config import RunConfig, dump_config, load_config
+from zellige_ray.config import RunConfig, dump_config, load_config, section_of
 from zellige_ray.configs import choose, configs
 from zellige_ray.errors import ConfigError
 
@@ -66,8 +66,10 @@ def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
     lines, parts = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"], []
     for key, field in model.model_fields.items():
         where = f"{path}{key}"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            parts.append((field.annotation, where + "."))
+        section = section_of(field.annotation)
+        if section is not None:
+            parts.append((section, where + "."))
+        if section is field.annotation:
             continue
         default = "required" if field.is_required() else f"`{_value(field.get_default())}`"
         lines.append(f"| `{where}` | {_kind(kinds[key])} | {default} | {field.description or ''} |")
@@ -81,15 +83,19 @@ def _kind(schema: dict[str, Any]) -> str:
     """What a key takes, in words, from its JSON schema."""
     if "anyOf" in schema:
         return " or ".join(_kind(one) for one in schema["anyOf"])
+    if "$ref" in schema:
+        return "a section"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "const" in schema:
         return f"`{schema['const']}`"
     if schema["type"] == "array" and "items" in schema:
-        return f"list of any of {_kind(schema['items'])}"
+        return f"list of {'any of ' if 'enum' in schema['items'] else ''}{_kind(schema['items'])}"
     if schema["type"] == "array":
         kinds = [_kind(one) for one in schema["prefixItems"]]
         return f"list of {len(kinds)}: {kinds[0]}"
+    if schema["type"] == "object":
+        return "a mapping"
     words = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true, false", "null": "null"}
     limits = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     rules = [f"{sign} {schema[key]:g}" for key, sign in limits.items() if key in schema]

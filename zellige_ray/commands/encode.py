@@ -37,9 +37,10 @@ def run(args: argparse.Namespace) -> int:
 
     from zellige_ray.data.cache import INDEX, SETTINGS, LatentCache
     from zellige_ray.data.encode import encode, prepare
+    from zellige_ray.models.architecture import resolve
     from zellige_ray.models.specs import get_spec
 
-    spec = get_spec(config.model.name)
+    spec = get_spec(resolve(config.model).name)
     console = Console(stderr=args.json)
     if (Path(config.data.source) / SETTINGS).is_file():
         prepare(config.data, spec)

@@ -101,8 +101,10 @@ def run(words: Sequence[str], hardware: str | None, policy: str | None, batches:
 def answer(config: RunConfig, name: str, hardware: str | None, policy: str | None, batches: int) -> Answers:
     """Surveys the data set and plans the first batches of its first pass; raises ConfigError, DataError, ModelError."""
     from zellige_ray.data.sampler import Sampler, SamplerState
+    from zellige_ray.models.architecture import resolve_run
     from zellige_ray.models.specs import get_spec
 
+    config = resolve_run(config)
     spec, profile = get_spec(config.model.name), _hardware(config, hardware)
     seen = survey(config.data, spec)
     train, held = seen.index.split(config.data.held_out, config.seed)

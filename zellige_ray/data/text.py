@@ -95,7 +95,7 @@ class TransformersEncoder:
                 "data.text.name `transformers` needs the package: pip install 'zellige-ray[text]', "
                 "or set data.text.name: ngram"
             ) from fault
-        from zellige_ray.data.weights import weights_hash
+        from zellige_ray.models.fingerprint import weights_hash
 
         try:
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from zellige_ray.data.codec import Latents, Pixels, check_frames
-from zellige_ray.data.weights import weights_hash
 from zellige_ray.errors import DataError
+from zellige_ray.models.fingerprint import weights_hash
 
 
 class VaeCodec:

@@ -84,6 +84,10 @@ class ModelAdapter(Protocol):
 
     name: str
 
+    def make(self, config: ModelConfig, text_dim: int) -> nn.Module:
+        """A module of the configured size, weights as they come; on the meta device where that is torch's default."""
+        ...
+
     def build(
         self, config: ModelConfig, text_dim: int, seed: int, dtype: torch.dtype, device: torch.device | str
     ) -> nn.Module:

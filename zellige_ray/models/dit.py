@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from zellige_ray.config import ModelConfig
 from zellige_ray.errors import ModelError
 from zellige_ray.models.adapter import LatentShape, grid_positions, patchify, unpatchify
-from zellige_ray.models.bound import Bound, Checkpointing, bind_once, remember_checkpointing
-from zellige_ray.models.initial import initialise
+from zellige_ray.models.bound import Bound, Checkpointing, bind_once
+from zellige_ray.models.making import finish
 from zellige_ray.models.rows import Rows, TokenIndex
 from zellige_ray.models.specs import specs
 from zellige_ray.models.stream import Stream
@@ -149,18 +149,19 @@ class DitAdapter:
 
     name = "dit"
 
-    def build(
-        self, config: ModelConfig, text_dim: int, seed: int, dtype: torch.dtype, device: torch.device | str
-    ) -> nn.Module:
+    def make(self, config: ModelConfig, text_dim: int) -> nn.Module:
         if config.head_dim % 2 or config.head_dim < 12:
             raise ModelError(f"dit needs an even head_dim of at least 12, got {config.head_dim} (model.head_dim)")
         spec = specs["dit"]
         patch_values = spec.latent_channels * math.prod(spec.patch)
-        module = ReferenceDiT(config.layers, config.heads, config.head_dim, config.mlp_ratio, patch_values, text_dim)
+        return ReferenceDiT(config.layers, config.heads, config.head_dim, config.mlp_ratio, patch_values, text_dim)
+
+    def build(
+        self, config: ModelConfig, text_dim: int, seed: int, dtype: torch.dtype, device: torch.device | str
+    ) -> nn.Module:
         modulations = [f"blocks.{i}.modulation" for i in range(config.layers)]
-        initialise(module, seed, zero=("patch_out", "modulation_out", *modulations))
-        remember_checkpointing(module, config.checkpointing)
-        return module.to(dtype=dtype, device=device)
+        zero = ("patch_out", "modulation_out", *modulations)
+        return finish(self.make(config, text_dim), config, seed, dtype, device, zero)
 
     def bind(self, module: nn.Module, checkpointing: Checkpointing | None = None) -> Bound:
         dit = cast(ReferenceDiT, module)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from zellige_ray.config import ModelConfig
 from zellige_ray.errors import ModelError
 from zellige_ray.models.adapter import LatentShape, grid_positions, patchify, unpatchify
-from zellige_ray.models.bound import Bound, Checkpointing, bind_once, remember_checkpointing
-from zellige_ray.models.initial import initialise
+from zellige_ray.models.bound import Bound, Checkpointing, bind_once
+from zellige_ray.models.making import finish, from_architecture
 from zellige_ray.models.specs import ModelSpec, specs
 from zellige_ray.models.stream import Stream
 
@@ -45,13 +45,15 @@ class Family(ABC):
     def run(self, module: Any, stream: Stream) -> Tensor:
         """The module's own forward on the padded stream; the result is shaped like its tokens."""
 
+    def make(self, config: ModelConfig, text_dim: int) -> nn.Module:
+        if config.architecture is not None:
+            return from_architecture(self.name, config.architecture)
+        return self.create(config, text_dim)
+
     def build(
         self, config: ModelConfig, text_dim: int, seed: int, dtype: torch.dtype, device: torch.device | str
     ) -> nn.Module:
-        module = self.create(config, text_dim)
-        initialise(module, seed, self.zero)
-        remember_checkpointing(module, config.checkpointing)
-        return nn.Module.to(module, dtype=dtype, device=device)  # not ModelMixin.to, which warns about float32 parts
+        return finish(self.make(config, text_dim), config, seed, dtype, device, self.zero)
 
     def bind(self, module: nn.Module, checkpointing: Checkpointing | None = None) -> Bound:
         return bind_once(module, lambda mode: self._bind(module, mode), checkpointing)

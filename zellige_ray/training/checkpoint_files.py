@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from zellige_ray.config import RunConfig
+from pydantic import ValidationError
+
+from zellige_ray.config import ModelConfig, RunConfig
 from zellige_ray.errors import CheckpointError
 from zellige_ray.files import write_file
 from zellige_ray.json_lines import parse_json
@@ -128,6 +130,25 @@ def find(resume: str) -> tuple[Path, Path]:
     return path, checkpoint
 
 
+def at_step(run: Path, step: int) -> Path:
+    """The complete checkpoint of a step; CheckpointError names those that there are."""
+    found = run / FOLDER / f"step-{step:08d}"
+    if not (found / MARKER).is_file():
+        steps = [str(int(p.parent.name.removeprefix("step-"))) for p in sorted((run / FOLDER).glob(f"step-*/{MARKER}"))]
+        raise CheckpointError(
+            f"{run} has no complete checkpoint of step {step}; there are {', '.join(steps) or 'none'}"
+        )
+    return found
+
+
+def model_of(position: Position, checkpoint: Path) -> ModelConfig:
+    """The configuration of the model that a checkpoint is of; CheckpointError when it says no such thing."""
+    try:
+        return ModelConfig(**position.model)
+    except (TypeError, ValidationError) as fault:
+        raise CheckpointError(f"checkpoint {checkpoint / MARKER} does not describe a model: {fault}") from fault
+
+
 def read_position(checkpoint: Path) -> Position:
     """What a complete checkpoint says of itself; raises CheckpointError when it can't be read."""
     value = _marker(checkpoint)
@@ -148,8 +169,11 @@ def _marker(checkpoint: Path) -> dict[str, Any]:
 
 
 def check(position: Position, config: RunConfig, text_dim: int, fingerprint: str) -> None:
-    """Raises CheckpointError, naming the settings, when a checkpoint is of another model, data set or seed."""
-    wanted = model_identity(config)
+    """Raises CheckpointError, naming the settings, when a checkpoint is of another model, data set or seed.
+
+    Where its first weights came from may have moved since.
+    """
+    wanted = {k: v for k, v in model_identity(config).items() if k != "init_from"}
     wrong = [
         f"model.{k} is {position.model.get(k)!r} there, {v!r} here"
         for k, v in wanted.items()
@@ -167,4 +191,4 @@ def check(position: Position, config: RunConfig, text_dim: int, fingerprint: str
 
 def model_identity(config: RunConfig) -> dict[str, Any]:
     """The settings that give the model its parameters."""
-    return config.model.model_dump(exclude={"checkpointing"})
+    return config.model.model_dump(mode="json", exclude={"checkpointing"})

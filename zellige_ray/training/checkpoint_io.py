@@ -43,10 +43,10 @@ def save(folder: str, state: TrainState) -> None:
 
 def _save(folder: str, values: dict[str, Any]) -> None:
     try:
-        _quiet()
+        quiet()
         dcp.save(values, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
     except (CheckpointException, OSError, RuntimeError, ValueError) as fault:
-        raise CheckpointError(f"cannot write checkpoint {folder}: {_cause(fault)}") from fault
+        raise CheckpointError(f"cannot write checkpoint {folder}: {cause(fault)}") from fault
 
 
 def load(folder: str, state: TrainState) -> None:
@@ -54,11 +54,11 @@ def load(folder: str, state: TrainState) -> None:
     state.tensors()  # gives AdamW its moments, so that there is something to read into
     into: dict[str, Any] = state.state_dict()
     try:
-        _quiet()
+        quiet()
         dcp.load(into, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
         state.load_state_dict(into)
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as fault:
-        raise CheckpointError(f"cannot read checkpoint {folder}: {_cause(fault)}") from fault
+        raise CheckpointError(f"cannot read checkpoint {folder}: {cause(fault)}") from fault
 
 
 def _copy(value: Any) -> Any:
@@ -74,7 +74,7 @@ def _num_bytes(value: Any) -> int:
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
-def _cause(fault: BaseException) -> str:
+def cause(fault: BaseException) -> str:
     """The library's exception (no `Exception`, it derives from BaseException) holds the cause of each rank."""
     if isinstance(fault, CheckpointException) and fault.failures:
         first = next(iter(fault.failures.values()))[0]
@@ -82,7 +82,7 @@ def _cause(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {fault}"
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Silences the library's remark that no process group is there: that is what `no_dist` asked for.
 
     The filter stays: `warnings.catch_warnings` is not safe in a thread beside others.
