@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from zellige_ray.commands import doctor
-from zellige_ray.commands.doctor_checks import GIB, Found, Gpu, checks, examine
+from zellige_ray.commands.doctor_checks import GIB, Found, Gpu, Page, checks, examine
+from zellige_ray.config import PageConfig
+from zellige_ray.monitor.page.server import listen
 
 ROOT = Path(__file__).parents[2]
 WELL = Found(
@@ -49,6 +51,8 @@ def test_a_healthy_machine_is_ok_in_every_line() -> None:
         ({"resolved": ("::1", "127.0.0.1")}, "address", "warning", "::1", "loopback"),
         ({"routable": None}, "address", "warning", "way out is none", "only this machine"),
         ({"ports_taken": (6379, 8265)}, "ports", "warning", "8265 (Ray's dashboard and jobs)", "--dashboard-port"),
+        ({"page": Page("127.0.0.1", 8270, 8271)}, "page", "warning", "port 8270 is in use", "would take 8271"),
+        ({"page": Page("10.9.9.9", 8270, "no such address")}, "page", "warning", "no such address", "set page.host"),
         ({"shm_bytes": 64 << 20}, "shared memory", "failure", "64 MiB", "--shm-size"),
         ({"shm_bytes": GIB}, "shared memory", "warning", "1.0 GiB", "emptyDir"),
         ({"shm_bytes": None}, "shared memory", "failure", "no /dev/shm", "tmpfs"),
@@ -87,8 +91,8 @@ def test_only_a_failure_makes_the_exit_code_1(
 
     from zellige_ray.commands import doctor_probes
 
-    monkeypatch.setattr(doctor_probes, "look", lambda folder: replace(WELL, **changes))
-    assert doctor.run(argparse.Namespace(folder="runs", json=as_json)) == code
+    monkeypatch.setattr(doctor_probes, "look", lambda folder, page: replace(WELL, **changes))
+    assert doctor.run(argparse.Namespace(folder="runs", config=None, json=as_json)) == code
     said = capsys.readouterr().out
     if as_json:
         value = json.loads(said)
@@ -96,6 +100,26 @@ def test_only_a_failure_makes_the_exit_code_1(
         assert {"check", "state", "found", "mend"} == set(value["lines"][0])
     else:
         assert ("->" in said) == bool(changes)
+
+
+def test_the_page_of_the_config_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import argparse
+
+    from zellige_ray.commands import doctor_probes
+
+    with listen("127.0.0.1", 0) as other:
+        port = int(other.getsockname()[1])
+        found = doctor_probes._page(PageConfig(port=port))
+    assert found.port == port and isinstance(found.free, int) and found.free > port
+    assert isinstance(doctor_probes._page(PageConfig(host="203.0.113.9")).free, str)
+    assert doctor_probes._page(PageConfig(enabled=False)).host == ""
+    seen: list[Any] = []
+    monkeypatch.setattr(doctor_probes, "look", lambda folder, page: seen.append((folder, page)) or WELL)
+    (tmp_path / "my.yaml").write_text(
+        "folder: elsewhere\npage: {port: 9001}\ndata: {source: mini}\nbatch: {samples: 2}\n"
+    )
+    doctor.run(argparse.Namespace(folder=None, config=str(tmp_path / "my.yaml"), json=True))
+    assert seen == [(Path("elsewhere"), PageConfig(port=9001))]
 
 
 def test_tokens_and_addresses_are_never_repeated_by_a_real_look(tmp_path: Path) -> None:

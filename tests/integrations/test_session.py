@@ -18,11 +18,13 @@ from zellige_ray.integrations.meeting import Arrival, Meeting, Seat, Verdict
 from zellige_ray.integrations.samples import Samples, draw
 from zellige_ray.integrations.session import Session, Settings
 from zellige_ray.models.registry import get_adapter
+from zellige_ray.models.specs import get_spec
 
 pytestmark = pytest.mark.dist
 SHAPES = [(1, 2, 2), (3, 4, 6), (1, 4, 6), (5, 6, 8), (2, 2, 2), (1, 6, 6), (4, 4, 4)]
 TEXT_DIM = 6
 CPU = torch.device("cpu")
+SMALL = ModelConfig(name="dit", layers=2, heads=3, head_dim=12)
 
 
 class Clips(Dataset[Any]):
@@ -63,8 +65,16 @@ class World:
         self.lock = threading.Lock()
         self.before_meeting: Callable[[int, int], None] = lambda epoch, step: None
 
-    def start(self, name: str, passes: int = 2, die_at: int | None = None, dataset: Any = None, **more: Any) -> None:
-        arguments = (name, passes, die_at, dataset or Clips(), more)
+    def start(
+        self,
+        name: str,
+        passes: int = 2,
+        die_at: int | None = None,
+        dataset: Any = None,
+        config: ModelConfig = SMALL,
+        **more: Any,
+    ) -> None:
+        arguments = (name, passes, die_at, dataset or Clips(), config, more)
         self.threads[name] = threading.Thread(target=self._guarded, args=arguments, daemon=True)
         self.threads[name].start()
 
@@ -90,7 +100,9 @@ class World:
         except BaseException as fault:  # noqa: BLE001
             self.faults.append(fault)
 
-    def _run(self, name: str, passes: int, die_at: int | None, dataset: Any, more: dict[str, Any]) -> None:
+    def _run(
+        self, name: str, passes: int, die_at: int | None, dataset: Any, config: ModelConfig, more: dict[str, Any]
+    ) -> None:
         settings = Settings(seed=3, kernel="sdpa", transport="p2p", comm_timeout_s=20.0, **more)
 
         def meet(arrival: Arrival) -> Verdict:
@@ -101,9 +113,13 @@ class World:
         session = Session(settings, Seat(name, "n", 8 << 30), CPU, meet, self.store)
         self.sessions[name] = session
         with self.lock:
-            config = ModelConfig(name="dit", layers=2, heads=3, head_dim=12)
-            module = get_adapter("dit").build(config, TEXT_DIM, ord(name), torch.float64, CPU)
-        model = session.prepare_model(module, "dit")
+            module = get_adapter(config.name).build(config, TEXT_DIM, ord(name), torch.float64, CPU)
+            if config.name != "dit":  # output weights that are not zero, the same on every worker
+                g = torch.Generator().manual_seed(1)
+                with torch.no_grad():
+                    for p in module.parameters():
+                        p.copy_(torch.randn(p.shape, generator=g, dtype=torch.float64) * 0.1)
+        model = session.prepare_model(module, config.name)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses = self.losses.setdefault(name, [])
         loader: Any = DataLoader(dataset, batch_size=3, shuffle=True, collate_fn=list)
@@ -279,12 +295,64 @@ def test_a_non_finite_loss_changes_no_weight_and_counts_the_step() -> None:
     assert next(batches).step == 2
 
 
-def test_a_joint_model_is_refused_by_name() -> None:
+def test_a_model_that_is_unknown_or_can_not_be_cut_is_refused_by_name() -> None:
     session = Session(Settings(), Seat("a", "n", 1), CPU, lambda a: None, None)  # type: ignore[arg-type,return-value]
-    with pytest.raises(ModelError, match="flux attends to text and picture jointly"):
-        session.prepare_model(torch.nn.Linear(1, 1), "flux")
     with pytest.raises(ModelError, match="nearest"):
         session.prepare_model(torch.nn.Linear(1, 1), "wann")
+    config = ModelConfig(name="sana", layers=1, heads=2, head_dim=16, mlp_ratio=2.5)
+    with pytest.raises(ModelError, match=r"sana can't be cut over ranks.*policy='dp'"):
+        session.prepare_model(get_adapter("sana").build(config, TEXT_DIM, 0, torch.float64, CPU), "sana")
+
+
+class Pictures(Dataset[Any]):
+    """Four pictures with captions, one of them empty, and a pooled vector each."""
+
+    def __init__(self, channels: int, pooled: bool = True) -> None:
+        self.channels, self.pooled = channels, pooled
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        g = torch.Generator().manual_seed(i)
+
+        def drawn(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=g, dtype=torch.float64)
+
+        sample = {"latents": drawn(self.channels, 1, 4 + 2 * i, 6), "text": drawn(i, TEXT_DIM)}
+        return sample | ({"pooled": drawn(TEXT_DIM)} if self.pooled else {})
+
+
+@pytest.fixture
+def _double_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """diffusers' `.float()` would hide everything below 1e-7."""
+    monkeypatch.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else x.to(torch.float32))
+
+
+@pytest.mark.usefixtures("_double_casts")
+@pytest.mark.parametrize("name", ["flux", "flux2", "qwen", "sd3", "hunyuan", "cogvideox"])
+def test_joint_models_of_two_workers_have_one_workers_losses_and_weights(name: str) -> None:
+    ratio = {"flux2": 3.0, "hunyuan": 2.0}.get(name, 4.0)
+    config = ModelConfig(name=name, layers=1, heads=3, head_dim=16, mlp_ratio=ratio)
+    pictures = Pictures(get_spec(name).latent_channels)
+    alone = run("a", config=config, passes=1, dataset=pictures)
+    world = run("ab", config=config, passes=1, dataset=pictures, policy="cp")
+    for worker in "ab":
+        same(world, worker, alone)
+
+
+def test_a_pooled_vector_reaches_the_model_and_is_given_to_all_or_none() -> None:
+    config = ModelConfig(name="flux", layers=1, heads=3, head_dim=16)
+    losses = [run("a", config=config, passes=1, dataset=Pictures(16, p)).losses["a"][0][1] for p in (True, False)]
+    assert losses[0] != pytest.approx(losses[1], rel=1e-9)
+
+    class Mixed(Pictures):
+        def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+            sample = super().__getitem__(i)
+            return sample if i else {k: v for k, v in sample.items() if k != "pooled"}
+
+    with pytest.raises(DataError, match="sample 0 has no `pooled`"):
+        run("a", config=config, passes=1, dataset=Mixed(16))
 
 
 def test_outside_of_a_trainer_the_functions_say_what_is_missing() -> None:

@@ -11,19 +11,24 @@ import sys
 from pathlib import Path
 
 from zellige_ray.commands.doctor_checks import Line, examine
+from zellige_ray.config import PageConfig, load_config
+from zellige_ray.configs import choose
 
 STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="?", default="runs", help="where runs would be written (default: runs)")
+    parser.add_argument("folder", nargs="?", help="where runs would be written (default: runs, or the config's)")
+    parser.add_argument("--config", metavar="CONFIG", help="look for this run: its folder, its live page")
     parser.add_argument("--json", action="store_true", help="the lines as one JSON object on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     from zellige_ray.commands.doctor_probes import look
 
-    lines = examine(look(Path(args.folder)))
+    config = load_config(*choose([args.config])) if args.config else None
+    folder = args.folder or (config.folder if config is not None else "runs")
+    lines = examine(look(Path(folder), config.page if config is not None else PageConfig()))
     failed = any(line.state == "failure" for line in lines)
     if args.json:
         sys.stdout.write(json.dumps({"ok": not failed, "lines": [line.to_json() for line in lines]}) + "\n")

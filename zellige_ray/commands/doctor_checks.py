@@ -43,6 +43,18 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """Where a run would serve its page. port: as set; free: what it would get, or why it can't listen there.
+
+    host: empty where the page is turned off.
+    """
+
+    host: str
+    port: int
+    free: int | str
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """What probes saw.
 
@@ -62,6 +74,7 @@ class Found:
     folder: str
     gpus: tuple[Gpu, ...]
     round_trip_s: Mapping[str, float | str]
+    page: Page = field(default_factory=lambda: Page("127.0.0.1", 8270, 8270))
     environment: Mapping[str, str] = field(default_factory=dict)
     token_file: bool = False
     unreachable: str | None = None
@@ -111,6 +124,21 @@ def ports(found: Found) -> Line:
         mend += "--ray-client-server-port, --dashboard-agent-listen-port"
         return Line("ports", "warning", f"in use: {taken}", mend)
     return Line("ports", "ok", f"free: {', '.join(map(str, PORTS))}")
+
+
+def page(found: Found) -> Line:
+    host, port, free = found.page.host, found.page.port, found.page.free
+    if not host:
+        return Line("page", "ok", "page.enabled is false: no live page")
+    if isinstance(free, str):
+        mend = (
+            "set page.host to an address of this machine, or page.port to another one; a run goes on without its page"
+        )
+        return Line("page", "warning", f"{host}:{port} can't be listened on: {free}", mend)
+    if port not in (0, free):
+        mend = f"a run would take {free} and say so; set page.port, or end what listens on {port}"
+        return Line("page", "warning", f"port {port} is in use", mend)
+    return Line("page", "ok", f"{host}:{free} is free for the live page")
 
 
 def shared_memory(found: Found) -> Line:
@@ -192,6 +220,7 @@ checks: dict[str, Callable[[Found], Line]] = {
     "versions": versions,
     "address": address,
     "ports": ports,
+    "page": page,
     "shared memory": shared_memory,
     "disk": disk,
     "GPUs": gpus,

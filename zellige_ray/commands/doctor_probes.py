@@ -12,15 +12,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from zellige_ray.commands.doctor_checks import FLOORS, PORTS, Found, Gpu
+from zellige_ray.commands.doctor_checks import FLOORS, PORTS, Found, Gpu, Page
+from zellige_ray.config import PageConfig
 
 TIMEOUT_S = 20.0
 CONNECT_TIMEOUT_S = 3.0
 OUTSIDE = ("192.0.2.1", 9)  # reserved for documents; a UDP socket that is connected sends nothing
 
 
-def look(folder: Path) -> Found:
-    """All that the doctor judges by. folder: where runs would be written."""
+def look(folder: Path, settings: PageConfig) -> Found:
+    """All that the doctor judges by. folder: where runs would be written. settings: of the live page."""
     found_gpus = _gpus()
     return Found(
         python=sys.version_info[:3],
@@ -34,6 +35,7 @@ def look(folder: Path) -> Found:
         folder=str(folder),
         gpus=found_gpus,
         round_trip_s=_round_trips(len(found_gpus)),
+        page=_page(settings),
         environment=dict(os.environ),
         token_file=Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").is_file(),
         unreachable=_unreachable(os.environ.get("RAY_ADDRESS")),
@@ -73,6 +75,19 @@ def _taken(port: int) -> bool:
         except OSError:
             return True
     return False
+
+
+def _page(settings: PageConfig) -> Page:
+    """Listens for a moment where a run would."""
+    from zellige_ray.monitor.page.server import listen
+
+    if not settings.enabled:
+        return Page("", settings.port, settings.port)
+    try:
+        with listen(settings.host, settings.port) as one:
+            return Page(settings.host, settings.port, int(one.getsockname()[1]))
+    except OSError as fault:
+        return Page(settings.host, settings.port, str(fault.strerror or fault))
 
 
 def _total(folder: Path) -> int | None:

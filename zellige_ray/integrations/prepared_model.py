@@ -23,8 +23,6 @@ class PreparedModel(nn.Module):
         """name: a key of `zellige_ray.models.specs.specs`. broke: told of a step that can't be finished."""
         super().__init__()
         self.spec = get_spec(name)
-        if self.spec.text != "cross":
-            raise ModelError(f"{name} attends to text and picture jointly, which this integration can't do yet")
         self.module = module
         self.adapter = get_adapter(name)
         self._bound = self.adapter.bind(module)

@@ -1,13 +1,14 @@
 """Samples of a user's own loader: global batches drawn the same way on every rank, latents read where they are needed.
 
-A sample is a mapping with `latents` [C, F, H, W] and `text` [L, D] (optional `id`, `weight`), or a pair of the two.
+A sample is a mapping with `latents` [C, F, H, W] and `text` [L, D], or a pair of the two. Optional in a mapping: `id`,
+`weight`; `pooled` [P] for models that take one vector per caption (flux, sd3, hunyuan), `label` for those with classes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from zellige_ray.data.index import SampleMeta
 from zellige_ray.errors import ConfigError, DataError
+from zellige_ray.training.batch import Share
 
 
 class Samples:
@@ -67,28 +69,54 @@ class Samples:
         """The caption's embeddings."""
         return self._of(meta).text_LD
 
+    def conditioned(self, share: Share) -> Share:
+        """A share with its samples' pooled vectors and labels, row by row. Raises DataError where some lack one."""
+        rows = [self._of(meta) for meta in {span.sample.id: span.sample for span in share.spans}.values()]
+        packed, like = share.packed, share.packed.text_LD
+        pooled = _all_or_none("pooled", rows, [sample.pooled_P for sample in rows])
+        labels = _all_or_none("label", rows, [sample.label for sample in rows])
+        if pooled is not None:
+            packed = replace(packed, pooled_RP=torch.stack(pooled).to(device=like.device, dtype=like.dtype))
+        if labels is not None:
+            packed = replace(packed, labels_R=torch.tensor(labels, dtype=torch.int64, device=like.device))
+        return share if packed is share.packed else replace(share, packed=packed)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sample:
     id: str
     latents_CFHW: Tensor
     text_LD: Tensor
-    weight: float
+    weight: float = 1.0
+    pooled_P: Tensor | None = None
+    label: int | None = None
 
 
 def _sample(value: Any, name: str) -> _Sample:
+    more: dict[str, Any] = {}
     if isinstance(value, Mapping) and {"latents", "text"} <= value.keys():
-        latents, text, weight = value["latents"], value["text"], float(value.get("weight", 1.0))
+        latents, text, pooled, label = value["latents"], value["text"], value.get("pooled"), value.get("label")
+        more = {"weight": float(value.get("weight", 1.0)), "label": None if label is None else int(label)}
+        more["pooled_P"] = None if pooled is None else pooled.flatten()
         name = str(value.get("id", name))
     elif isinstance(value, (tuple, list)) and len(value) == 2:
-        (latents, text), weight = value, 1.0
+        latents, text = value
     else:
         raise DataError(f"sample {name} is {type(value).__name__}: expected a mapping with latents and text, or a pair")
     if latents.ndim != 4 or text.ndim != 2:
         raise DataError(
             f"sample {name}: latents {tuple(latents.shape)}, text {tuple(text.shape)}; expected [C, F, H, W] and [L, D]"
         )
-    return _Sample(name, latents, text, weight)
+    return _Sample(name, latents, text, **more)
+
+
+def _all_or_none(key: str, rows: Sequence[_Sample], values: Sequence[Any]) -> list[Any] | None:
+    lacking = [row.id for row, value in zip(rows, values, strict=True) if value is None]
+    if len(lacking) == len(rows):
+        return None
+    if lacking:
+        raise DataError(f"sample {lacking[0]} has no `{key}`, others of its batch have one: give it to all or to none")
+    return list(values)
 
 
 def _as_meta(name: str, shape: tuple[int, ...], words: int, weight: float) -> SampleMeta:

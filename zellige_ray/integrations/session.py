@@ -22,7 +22,7 @@ from zellige_ray.attention.engine import AttentionEngine
 from zellige_ray.attention.layout import compile_layout
 from zellige_ray.config import LossConfig
 from zellige_ray.data.cache import LatentCache
-from zellige_ray.errors import CommError, ConfigError
+from zellige_ray.errors import CommError, ConfigError, ModelError
 from zellige_ray.integrations.batch import Batch
 from zellige_ray.integrations.meeting import Arrival, Seat, Verdict
 from zellige_ray.integrations.prepared_model import PreparedModel
@@ -112,8 +112,13 @@ class Session:
         """See `torch_trainer.prepare_model`."""
         if self._model is not None:
             raise ConfigError("prepare_model was called twice; one model is trained per session")
-        self._model = PreparedModel(module.to(self._device), name, heads, self._broke)
-        return self._model
+        model = PreparedModel(module.to(self._device), name, heads, self._broke)
+        if model.spec.max_degree == 1 and self._settings.policy != "dp":
+            raise ModelError(
+                f"{name} can't be cut over ranks, {self._settings.policy!r} would: set ZelligeConfig(policy='dp')"
+            )
+        self._model = model
+        return model
 
     def batches(self, loader: Any, optimizer: Stateful, *states: Stateful) -> Iterator[Batch]:
         """See `torch_trainer.batches`."""
@@ -270,7 +275,7 @@ class Session:
                 engine = AttentionEngine(
                     layout, self._comm, kernel=settings.kernel, transport=settings.transport, device=self._device
                 )
-                share = loader.share(layout, [by_id[i] for i in round_.ids], pass_, weights)
+                share = samples.conditioned(loader.share(layout, [by_id[i] for i in round_.ids], pass_, weights))
                 yield Batch(share, engine, self._step + 1, verdict.epoch, number == len(plan.rounds))
 
         return shares()

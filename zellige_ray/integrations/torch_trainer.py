@@ -139,8 +139,9 @@ class _InPlace(_Backend):
 def prepare_model(module: torch.nn.Module, name: str, heads: int | None = None) -> PreparedModel:
     """The module on this worker's device, ready for batches; it stays at `.module`, with its class and its keys.
 
-    name: a key of `zellige_ray.models.specs.specs`, such as `wan`. heads: where they can't be read off the module.
-    Raises ModelError for a model that attends to text jointly, ConfigError outside of a training function.
+    name: a key of `zellige_ray.models.specs.specs`, such as `wan` or `flux`. heads: where they can't be read off the
+    module. Raises ModelError for a model that is unknown, or that can't be cut where the policy would; ConfigError
+    outside of a training function.
     """
     return here.current().prepare_model(module, name, heads)
 
@@ -148,8 +149,9 @@ def prepare_model(module: torch.nn.Module, name: str, heads: int | None = None) 
 def batches(loader: Any, optimizer: Stateful, *states: Stateful) -> Iterator[Batch]:
     """This worker's shares of the loader's global batches, one pass; a dropped step's batch comes again.
 
-    loader: a DataLoader over single samples (`latents` [C, F, H, W], `text` [L, D]), not split over ranks; its
-    `batch_size` is the global one. A `shape(i)` of its data set saves reading what another rank is given.
+    loader: a DataLoader over single samples (`latents` [C, F, H, W], `text` [L, D], and `pooled` [P] where the model
+    takes one vector per caption), not split over ranks; its `batch_size` is the global one. A `shape(i)` of its data
+    set saves reading what another rank is given.
     optimizer, states: what a newcomer takes over besides the model, such as a schedule (`state_dict`).
     """
     return here.current().batches(loader, optimizer, *states)
