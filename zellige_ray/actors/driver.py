@@ -101,10 +101,11 @@ class Driver:
     def run(self) -> dict[str, Any]:
         """Trains to the last step; what `summary.json` says. Raises ZelligeError, checkpoints being complete."""
         try:
-            if self._memory is None:
+            memory, self._memory = self._memory, None  # it holds every event so far
+            if memory is None:
                 self._begin()
             else:
-                self._begin_again(self._memory)
+                self._begin_again(memory)
             self._train_to_end()
             self._save(last=True)
             stopped = self._stopping.is_set()

@@ -1,4 +1,4 @@
-"""The network of a worker: gloo is told which interface to use, because a host name often means loopback."""
+"""The network: gloo is told which interface to use, because a host name often means loopback; is a cluster there?"""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import ipaddress
 import os
 import socket
 import struct
+import time
 from pathlib import Path
 
 SIOCGIFADDR = 0x8915
 INET6 = Path("/proc/net/if_inet6")
 VARIABLE = "GLOO_SOCKET_IFNAME"
+RETRY_S = 0.5
 
 
 def interface_of(address: str) -> str | None:
@@ -36,3 +38,24 @@ def bind_gloo(address: str) -> None:
     name = interface_of(address)
     if name is not None:
         os.environ.setdefault(VARIABLE, name)
+
+
+def unreachable(address: str | None, timeout_s: float) -> str | None:
+    """Why the Ray cluster of an address can't be reached; None when its port answers, or there is none to try.
+
+    Asked before Ray is, which tries for minutes and fills the log while it does.
+    """
+    if address is None or address in ("auto", "local"):
+        return None
+    host, _, port = address.rpartition("://")[2].split("/")[0].rpartition(":")
+    if not port.isdigit():
+        return "it has no port"
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), max(0.1, end - time.monotonic())):
+                return None
+        except (OSError, OverflowError) as fault:
+            if time.monotonic() + RETRY_S > end:
+                return str(fault)
+            time.sleep(RETRY_S)

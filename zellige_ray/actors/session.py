@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from zellige_ray.actors.network import unreachable
 from zellige_ray.actors.prepared import DRIVER, NAMESPACE, Prepared
 from zellige_ray.config import RunConfig
 from zellige_ray.errors import PoolError
 from zellige_ray.words import counted
 
 MAX_CPU_WORKERS = 8
+CONNECT_WITHIN_S = 10.0  # a head may be starting
 CROWDED = 4  # workers per core; more of them than this mostly wait for each other
 WORKER_BYTES = 400 << 20  # of a worker's process before it holds a model
 
@@ -34,6 +36,12 @@ def ray_session(config: RunConfig, warn: Callable[[str], None] = lambda text: No
     if own:
         _hush()
     if own and joined:
+        why = unreachable(joined, CONNECT_WITHIN_S)
+        if why is not None:
+            raise PoolError(
+                f"the Ray cluster at RAY_ADDRESS={joined} can't be reached: {why}; is its head running, the address "
+                "right? unset RAY_ADDRESS to run on this machine alone"
+            )
         try:
             ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
         except ConnectionError as fault:
@@ -89,13 +97,14 @@ def resolve_workers(config: RunConfig, resources: dict[str, float], grows: bool 
     the cluster has fewer places than `workers.min`, or, unless it grows, than `workers.count`.
     """
     gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-    places, kind = (gpus, "GPU") if gpus else (cpus, "CPU")
+    places = gpus or cpus
+    there = counted(places, "GPU" if gpus else "CPU")
     wanted = config.workers.count
     count = wanted if isinstance(wanted, int) else (places if gpus else min(MAX_CPU_WORKERS, places))
     if places < config.workers.min and not grows:
-        raise PoolError(f"the cluster has {places} {kind}s, workers.min is {config.workers.min}: lower it or add nodes")
+        raise PoolError(f"the cluster has {there}, workers.min is {config.workers.min}: lower it or add nodes")
     if count > places and not grows:
-        raise PoolError(f"workers.count is {count}, the cluster has {places} {kind}s: lower it or add nodes")
+        raise PoolError(f"workers.count is {count}, the cluster has {there}: lower it or add nodes")
     count = max(count, config.workers.min)
     return config.model_copy(update={"workers": config.workers.model_copy(update={"count": count})}), bool(gpus)
 

@@ -17,9 +17,9 @@ class Tally:
 
     def __init__(self) -> None:
         self.steps = self.tokens = self.images = self.videos = 0
-        self._gaps: list[float] = []
-        self._step_s: list[float] = []
-        self._held_out: list[float] = []
+        self._gap_sum = self._step_s = 0.0
+        self._num_gaps = 0
+        self._held_out: tuple[float, float] | None = None  # the first and the last
         self._comparison: ComparisonEvent | None = None
         self._began = time.monotonic()
 
@@ -30,11 +30,12 @@ class Tally:
             self.tokens += event.tokens
             self.images += event.images
             self.videos += event.videos
-            self._step_s.append(event.seconds)
+            self._step_s += event.seconds
             if event.lower_bound_s > 0:
-                self._gaps.append(event.predicted_s / event.lower_bound_s - 1)
+                self._gap_sum += event.predicted_s / event.lower_bound_s - 1
+                self._num_gaps += 1
         elif isinstance(event, HeldOutEvent):
-            self._held_out.append(event.loss)
+            self._held_out = (self._held_out[0] if self._held_out is not None else event.loss, event.loss)
         elif isinstance(event, ComparisonEvent):
             self._comparison = event
 
@@ -45,7 +46,7 @@ class Tally:
     def summary(self, folder: Path, train: Index, replans: int, stopped: bool) -> dict[str, Any]:
         """The figures of `summary.json`. gap_to_bound: mean predicted gap of the plans. Speed-ups: ratios of means."""
         audit = verify(folder / run_folder.LEDGER, train.ids)
-        first, last = (self._held_out[0], self._held_out[-1]) if self._held_out else (None, None)
+        first, last = self._held_out if self._held_out is not None else (None, None)
         out: dict[str, Any] = {
             "run_folder": str(folder),
             "steps": audit.steps,
@@ -60,8 +61,8 @@ class Tally:
             "samples_doubled": audit.samples_doubled,
             "passes": audit.complete_passes,
             "tokens": self.tokens,
-            "tokens_per_s": self.tokens / sum(self._step_s) if self._step_s else None,
-            "gap_to_bound": sum(self._gaps) / len(self._gaps) if self._gaps else None,
+            "tokens_per_s": self.tokens / self._step_s if self._step_s else None,
+            "gap_to_bound": self._gap_sum / self._num_gaps if self._num_gaps else None,
             "replans": replans,
             "epochs": audit.epochs,
             "world_sizes": list(audit.world_sizes),

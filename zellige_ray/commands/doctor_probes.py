@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from zellige_ray.actors.network import unreachable
 from zellige_ray.commands.doctor_checks import FLOORS, PORTS, Found, Gpu, Page
 from zellige_ray.config import PageConfig
 
@@ -38,7 +39,7 @@ def look(folder: Path, settings: PageConfig) -> Found:
         page=_page(settings),
         environment=dict(os.environ),
         token_file=Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").is_file(),
-        unreachable=_unreachable(os.environ.get("RAY_ADDRESS")),
+        unreachable=unreachable(os.environ.get("RAY_ADDRESS"), CONNECT_TIMEOUT_S),
     )
 
 
@@ -169,17 +170,3 @@ def _reduce(backend: Literal["gloo", "nccl"], store: Any, number: int) -> float:
         return best
     finally:
         comm.close()
-
-
-def _unreachable(address: str | None) -> str | None:
-    """Why the cluster of RAY_ADDRESS can't be reached; None when its port answers, or there is none to try."""
-    if address is None or address in ("auto", "local"):
-        return None
-    host, _, port = address.rpartition("://")[2].split("/")[0].rpartition(":")
-    if not port.isdigit():
-        return "it has no port"
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S):
-            return None
-    except OSError as fault:
-        return str(fault)

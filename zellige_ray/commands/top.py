@@ -33,14 +33,14 @@ TOLD = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", default="runs/latest", help="a run folder (default: runs/latest)")
+    parser.add_argument("run", nargs="?", help="a run folder (default: the newest in runs/ that has a page)")
     parser.add_argument("--once", action="store_true", help="one look, then the end")
     parser.add_argument("--json", action="store_true", help="the state as one JSON object")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between looks (default: 1)")
 
 
 def run(args: argparse.Namespace) -> int:
-    folder = Path(args.run)
+    folder = Path(args.run) if args.run is not None else newest_watched(Path("runs"))
     state = fetch(folder)
     if args.json:
         json.dump(state, sys.stdout)
@@ -58,8 +58,14 @@ def run(args: argparse.Namespace) -> int:
             except ConfigError:
                 break  # the run has ended
             live.update(render(state, console.width), refresh=True)
-    console.print(f"the page is gone: the run has ended; zellige report {args.run} shows what is left", markup=False)
+    console.print(f"the page is gone: the run has ended; zellige report {folder} shows what is left", markup=False)
     return 0
+
+
+def newest_watched(parent: Path) -> Path:
+    """The run whose page was opened last; `latest`, a run from its first step on, where there is none."""
+    pages = sorted(parent.glob(f"*/{run_folder.PAGE}"), key=lambda page: page.stat().st_mtime)
+    return pages[-1].parent if pages else parent / "latest"
 
 
 def fetch(folder: Path) -> dict[str, Any]:
