@@ -10,13 +10,17 @@ import pytest
 import torch
 
 from tests.actors.local_pool import LocalPool
-from tests.actors.test_invariance import curve, make_config, train
+from tests.actors.test_invariance import curve, make_config, train, worst
 from tests.actors.tiny_data import write_cache
+from zellige_ray.actors.worker import Worker
 from zellige_ray.config import ModelConfig, RunConfig
 from zellige_ray.data.cache import LatentCache
+from zellige_ray.errors import CheckpointError
 from zellige_ray.models import get_adapter
 from zellige_ray.models.architecture import resolve_run
+from zellige_ray.models.folders import WEIGHTS
 from zellige_ray.monitor.events import Event, HeldOutEvent
+from zellige_ray.training import checkpoint_files
 from zellige_ray.training.export import export_model
 
 pytestmark = pytest.mark.dist
@@ -72,3 +76,49 @@ def test_an_export_begun_from_has_the_held_out_loss_of_its_run_and_goes_on_learn
     on, _ = run(cache, tmp_path / "on", fine_tuned(cache, folder, workers=3, steps=3))
     assert curve(on)[0] < 0.95 * first, "the batch and the noise of the first step of its run, after training"
     assert held_out(on)[-1] != pytest.approx(loss, rel=1e-3)
+
+
+ADAPTED: dict[str, Any] = {
+    "lora": {"model": {"lora": {"rank": 2, "targets": ["to_q", "to_v", "*.net.2"]}}, "frozen": "base_layer"},
+    "parts": {"model": {"train": ["blocks.1.*", "proj_out.*"]}, "frozen": "blocks.0."},
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTED)
+def test_what_trains_of_a_frozen_model_is_the_same_on_more_ranks_with_a_death_and_a_newcomer(
+    cache: LatentCache, base: tuple[Path, float, float], tmp_path: Path, kind: str
+) -> None:
+    def kill(worker: str, method: str, nth: int) -> bool:
+        return method == "step" and (worker, nth) == ("worker-1", 3)
+
+    folder, model = base[0], ADAPTED[kind]["model"] | {"checkpointing": "full"}
+    one, alone = run(cache, tmp_path / "one", fine_tuned(cache, folder, steps=6, model=model))
+    config = fine_tuned(cache, folder, workers=3, steps=6, model=model)
+    (tmp_path / "three").mkdir()
+    pool = LocalPool(config, str(cache.folder), kill, spares=1)
+    events, summary = train(tmp_path / "three", cache, config, pool)
+    assert summary["replans"] == 1 and 3 in summary["world_sizes"]
+    assert worst(curve(events), curve(one)) <= 1e-10
+    assert held_out(events)[-1] == pytest.approx(held_out(one)[-1], rel=1e-10)
+    start = get_adapter("wan").build(config.model, 8, config.seed, torch.float64, "cpu").state_dict()
+    trained, moved = alone.workers["worker-0"]._module.state_dict(), set[str]()
+    for name, tensor in pool.workers["worker-3"]._module.state_dict().items():
+        assert torch.allclose(tensor, trained[name], rtol=0, atol=1e-9)
+        if not torch.equal(tensor, start[name]):
+            moved.add(name)
+    assert moved and not [name for name in moved if ADAPTED[kind]["frozen"] in name]
+
+
+def test_adapters_go_on_from_a_checkpoint_beside_their_own_base_and_no_other(
+    cache: LatentCache, base: tuple[Path, float, float], tmp_path: Path
+) -> None:
+    model = ADAPTED["lora"]["model"]
+    config = fine_tuned(cache, base[0], steps=3, model=model)
+    run(cache, tmp_path / "part", config)
+    checkpoint = checkpoint_files.newest(tmp_path / "part")
+    assert sum(f.stat().st_size for f in checkpoint.iterdir()) < 0.5 * (base[0] / WEIGHTS).stat().st_size  # type: ignore[union-attr]
+    again = Worker("again", "node", config, str(cache.folder), lambda store: store)
+    assert again.setup(str(checkpoint)).step == 3
+    other = config.model_copy(update={"model": config.model.model_copy(update={"init_from": None}), "seed": 3})
+    with pytest.raises(CheckpointError, match="were trained beside other weights"):
+        Worker("other", "node", other, str(cache.folder), lambda store: store).setup(str(checkpoint))

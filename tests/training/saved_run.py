@@ -9,6 +9,7 @@ import torch
 
 from zellige_ray.config import ModelConfig, OptimizerConfig, RunConfig, parse_config
 from zellige_ray.models import get_adapter
+from zellige_ray.models.architecture import resolve_run
 from zellige_ray.training import checkpoint_files, checkpoint_io
 from zellige_ray.training.checkpoint_files import Position
 from zellige_ray.training.state import TrainState
@@ -36,7 +37,7 @@ def train(model: ModelConfig, optimizer: OptimizerConfig, steps: int = 3, dtype:
 
 def write_run(folder: Path, model: dict[str, Any], steps: int = 3, **optimizer: Any) -> TrainState:
     """Trains and saves; the state, as it is in the checkpoint."""
-    config = run_config(model, optimizer={"lr": 0.02, "warmup_steps": 0, **optimizer})
+    config = resolve_run(run_config(model, optimizer={"lr": 0.02, "warmup_steps": 0, **optimizer}))
     state: TrainState = train(config.model, config.optimizer, steps)
     partial = checkpoint_files.partial_folder(folder, steps)
     checkpoint_io.save(str(partial), state)

@@ -22,6 +22,7 @@ from zellige_ray import cli
 from zellige_ray.models import get_adapter, get_spec
 from zellige_ray.models.architecture import origins
 from zellige_ray.training import checkpoint_files
+from zellige_ray.training.saved import SavedWeights
 from zellige_ray.training.state import TrainState
 
 WAN = {"name": "wan", "layers": 2, "heads": 2, "head_dim": 16, "mlp_ratio": 2.0}
@@ -138,6 +139,62 @@ def test_a_target_that_is_not_empty_or_a_file_is_refused_and_left_alone(
     assert [p.name for p in full.iterdir()] == ["mine.txt"]
     assert export(wan_run.folder, "--to", empty) == 0
     assert (empty / "config.json").is_file()
+
+
+LORA = {"rank": 2, "alpha": 3.0, "targets": ["to_q", "to_out.0", "blocks.*.ffn.net.2", "*norm1.linear"]}
+
+
+@pytest.mark.parametrize("name", ["wan", "flux", "qwen"])
+def test_adapters_load_into_plain_diffusers_and_merged_ones_answer_the_same(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"name": name, "layers": 2, "heads": 2, "head_dim": 16}
+    lora = LORA | {"targets": ["to_q", "to_out.0", "*ffn.net.2" if name == "wan" else "*.to_v"]}
+    write_run(tmp_path / "base-run", sizes)
+    assert export(tmp_path / "base-run", "--to", tmp_path / "base", "--raw") == 0
+    model = {"init_from": str(tmp_path / "base"), "lora": lora}
+    state = write_run(tmp_path / "run", model)
+    checkpoint = checkpoint_files.newest(tmp_path / "run")
+    assert len(SavedWeights(checkpoint).names("model")) == len(state.pieces)  # type: ignore[arg-type]
+    state.swap_ema()
+    trained = answer(name, state.module)
+    assert export(tmp_path / "run", "--to", tmp_path / "adapters", "--lora") == 0
+    assert f"adapters of a {CLASSES[name]} of step 3: EMA weights" in capsys.readouterr().out
+    assert [p.name for p in (tmp_path / "adapters").iterdir()] == ["pytorch_lora_weights.safetensors"]
+    module = load(tmp_path / "base", name)
+    without = answer(name, module)
+    module.load_lora_adapter(tmp_path / "adapters", use_safetensors=True)
+    assert difference(answer(name, module), trained) <= 1e-6
+    assert difference(without, trained) > 1e-3, "adapters that change nothing prove nothing"
+    assert export(tmp_path / "run", "--to", tmp_path / "merged") == 0
+    assert difference(answer(name, load(tmp_path / "merged", name)), trained) <= 2e-6
+
+
+def test_a_pipeline_loads_the_adapters_too(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", WAN | {"lora": LORA | {"targets": ["to_q"]}})
+    assert export(tmp_path / "run", "--to", tmp_path / "adapters", "--lora", "--raw") == 0
+    state, metadata = diffusers.WanPipeline.lora_state_dict(tmp_path / "adapters", return_lora_metadata=True)
+    assert len(state) == 8 and all(key.startswith("transformer.blocks.") for key in state)
+    assert (metadata["transformer.r"], metadata["transformer.lora_alpha"]) == (2, 3)
+
+
+def test_adapters_of_another_base_or_of_none_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", WAN | {"lora": LORA | {"targets": ["to_q"]}})
+    marker = checkpoint_files.newest(tmp_path / "run") / checkpoint_files.MARKER  # type: ignore[operator]
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"seed": 5}))
+    assert export(tmp_path / "run", "--to", tmp_path / "out") == 2
+    assert "were trained beside other weights (fingerprint" in capsys.readouterr().err
+    write_run(tmp_path / "whole", WAN)
+    assert export(tmp_path / "whole", "--to", tmp_path / "out", "--lora") == 2
+    assert "did not train adapters (model.lora)" in capsys.readouterr().err
+    write_run(tmp_path / "dit", {"name": "dit", "layers": 1, "heads": 2, "head_dim": 12, "lora": {"targets": ["qkv"]}})
+    assert export(tmp_path / "dit", "--to", tmp_path / "out", "--lora") == 2
+    assert "diffusers loads no adapters into a ReferenceDiT" in capsys.readouterr().err
+    assert export(tmp_path / "dit", "--to", tmp_path / "out") == 0
+    assert export(tmp_path / "run", "--to", tmp_path / "other", "--lora", "--shard-size", "1MB") == 2
+    assert "--lora writes one file, --shard-size 1MB would be ignored" in capsys.readouterr().err
 
 
 def edit_marker(run: Path, **changes: Any) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zellige_ray.errors import ConfigError
+from zellige_ray.models.fingerprint import tensors_hash
 from zellige_ray.settings import LoraConfig
 
 ADAPTER = "default"
@@ -75,6 +76,18 @@ def base_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The state of a module without its adapters, under the names that it has without them."""
     state = module.state_dict()
     return {name.replace(".base_layer.", "."): value for name, value in state.items() if not is_adapter(name)}
+
+
+def note_base(module: nn.Module) -> None:
+    """Remembers which weights the adapters stand beside, by a fingerprint; nothing where there are no adapters."""
+    if any(is_adapter(name) for name, _ in module.named_parameters()):
+        module.__dict__["_zellige_base"] = tensors_hash(base_tensors(module))
+
+
+def base_of(module: nn.Module) -> str | None:
+    """The fingerprint of the weights that the adapters stand beside; None for a module without adapters."""
+    found: str | None = module.__dict__.get("_zellige_base")
+    return found
 
 
 def adapted_layers(module: nn.Module) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from zellige_ray.errors import ModelError
+from zellige_ray.models import lora
 from zellige_ray.models.architecture import model_folder, origins, text_dim_of
 from zellige_ray.models.bound import remember_checkpointing
 from zellige_ray.models.folders import check_weights, load_weights
@@ -37,7 +38,9 @@ def finish(
         initialise(module, seed, zero)
     choose_trained(module, config, seed)
     remember_checkpointing(module, config.checkpointing)
-    return nn.Module.to(module, dtype=dtype, device=device)  # not ModelMixin.to, which warns about float32 parts
+    nn.Module.to(module, dtype=dtype, device=device)  # not ModelMixin.to, which warns about float32 parts
+    lora.note_base(module)
+    return module
 
 
 def check_model(config: ModelConfig, text_dim: int) -> None:

@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from zellige_ray.errors import CheckpointError
+from zellige_ray.models import lora
 from zellige_ray.training.state import TrainState
+
+BASE = "base"  # fingerprint of the weights beside which adapters were trained
 
 
 class BackgroundSave:
@@ -19,7 +23,7 @@ class BackgroundSave:
 
     def __init__(self, folder: str, state: TrainState) -> None:
         self.step, self.done, self.error = state.step, False, ""
-        copy = _copy(state.state_dict())
+        copy = _copy(_to_save(state))
         self.num_bytes = _num_bytes(copy)
         self._thread = threading.Thread(target=self._write, args=(folder, copy), name="zellige-checkpoint", daemon=True)
         self._thread.start()
@@ -37,8 +41,11 @@ class BackgroundSave:
 
 
 def save(folder: str, state: TrainState) -> None:
-    """Writes the whole state into an existing, empty folder. Raises CheckpointError with the cause, say a full disk."""
-    _save(folder, state.state_dict())
+    """Writes what a run can't make again into an existing, empty folder: of a LoRA run its adapters, else everything.
+
+    Raises CheckpointError with the cause, say a full disk.
+    """
+    _save(folder, _to_save(state))
 
 
 def _save(folder: str, values: dict[str, Any]) -> None:
@@ -52,13 +59,31 @@ def _save(folder: str, values: dict[str, Any]) -> None:
 def load(folder: str, state: TrainState) -> None:
     """Reads a checkpoint of the same architecture into `state`. Raises CheckpointError otherwise."""
     state.tensors()  # gives AdamW its moments, so that there is something to read into
-    into: dict[str, Any] = state.state_dict()
+    into = _to_save(state)
     try:
         quiet()
         dcp.load(into, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
-        state.load_state_dict(into)
+        check_base(into.get(BASE), state.module, folder)
+        state.load_state_dict(into | {"model": state.module.state_dict() | into["model"]})
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as fault:
         raise CheckpointError(f"cannot read checkpoint {folder}: {cause(fault)}") from fault
+
+
+def check_base(saved: str | None, module: nn.Module, folder: str) -> None:
+    """Raises CheckpointError when adapters were trained beside other weights than those of the module."""
+    here = lora.base_of(module)
+    if saved != here:
+        raise CheckpointError(
+            f"the adapters in {folder} were trained beside other weights (fingerprint {saved}) than these ({here}): "
+            "give model.init_from, or the seed, that the run began with"
+        )
+
+
+def _to_save(state: TrainState) -> dict[str, Any]:
+    values, base = state.state_dict(), lora.base_of(state.module)
+    if base is None:
+        return values
+    return values | {"model": {n: t for n, t in values["model"].items() if lora.is_adapter(n)}, BASE: base}
 
 
 def _copy(value: Any) -> Any:

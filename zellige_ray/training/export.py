@@ -24,8 +24,10 @@ from zellige_ray.models import lora
 from zellige_ray.models.architecture import CONFIG, own_config
 from zellige_ray.models.folders import WEIGHTS
 from zellige_ray.models.making import outline
+from zellige_ray.models.registry import get_adapter
 from zellige_ray.training import checkpoint_files
 from zellige_ray.training.checkpoint_files import Position
+from zellige_ray.training.checkpoint_io import check_base
 from zellige_ray.training.saved import Part, SavedWeights
 
 SHARD_SIZE = "10GB"
@@ -158,8 +160,20 @@ class Source:
         state = self.saved.read("model", self.saved.names("model"))
         if part == "ema":
             state |= self.saved.read("ema", self.saved.names("ema"))
-        module.load_state_dict(state, strict=True, assign=True)
+        if self.config.lora is None:
+            module.load_state_dict(state, strict=True, assign=True)
+            return module, part
+        module = self._base()
+        module.load_state_dict(state, strict=False)  # compared above: all adapters are there, and nothing else
+        lora.merge(module)
         return module, part
+
+    def _base(self) -> nn.Module:
+        """The module of a LoRA run as it began, from `model.init_from` or the seed."""
+        make, dtype = get_adapter(self.config.name).build, self.saved.dtype("model")
+        module = make(self.config, self.position.text_dim, self.position.seed, dtype, "cpu")
+        check_base(self.saved.base(), module, str(self.checkpoint))
+        return module
 
     def exported(self, target: Path, part: Part, class_name: str, tensors: Mapping[str, Tensor]) -> Exported:
         """What was written there."""

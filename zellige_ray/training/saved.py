@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from zellige_ray.errors import CheckpointError
-from zellige_ray.training.checkpoint_io import cause, quiet
+from zellige_ray.training.checkpoint_io import BASE, cause, quiet
 
 Part = Literal["model", "ema"]
 
@@ -31,10 +31,23 @@ class SavedWeights:
         self._known: dict[str, TensorStorageMetadata] = {
             name: one for name, one in found.items() if isinstance(one, TensorStorageMetadata)
         }
+        self._others = found.keys() - self._known.keys()
 
     def names(self, part: Part) -> list[str]:
         """Names of the tensors of a part; empty where the run kept no such part."""
         return [name.removeprefix(f"{part}.") for name in self._known if name.startswith(f"{part}.")]
+
+    def base(self) -> str | None:
+        """The fingerprint of the weights beside which saved adapters were trained; None without adapters."""
+        into: dict[str, Any] = {BASE: ""}
+        if BASE not in self._others:
+            return None
+        self._load(into)
+        return str(into[BASE])
+
+    def dtype(self, part: Part) -> torch.dtype:
+        """Of the tensors of a part that is there."""
+        return next(one.properties.dtype for name, one in self._known.items() if name.startswith(f"{part}."))
 
     def shape(self, part: Part, name: str) -> tuple[int, ...]:
         """Of one tensor, whole."""
@@ -46,11 +59,13 @@ class SavedWeights:
         for name in names:
             known = self._known[f"{part}.{name}"]
             into[name] = torch.empty(tuple(known.size), dtype=known.properties.dtype)
-        if not into:
-            return {}
+        if into:
+            self._load({part: into})
+        return into
+
+    def _load(self, into: dict[str, Any]) -> None:
         try:
             quiet()
-            dcp.load({part: into}, storage_reader=dcp.FileSystemReader(str(self._folder)), no_dist=True)
+            dcp.load(into, storage_reader=dcp.FileSystemReader(str(self._folder)), no_dist=True)
         except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as fault:
             raise CheckpointError(f"cannot read checkpoint {self._folder}: {cause(fault)}") from fault
-        return into
