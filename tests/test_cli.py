@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,15 +36,6 @@ def test_help_lists_every_verb_and_the_exit_codes() -> None:
     for name, verb in cli.verbs.items():
         assert f"{name} " in answer.stdout and verb.summary in answer.stdout
     assert "130 interrupted" in answer.stdout
-
-
-def test_exit_codes_are_in_the_readme_and_the_help_for_every_error() -> None:
-    """Every code that an error of the tree has is a row of the table, with the words of the help."""
-    table = dict(re.findall(r"^\| (\d+) \| (.+) \|$", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
-    codes = {getattr(errors, name).exit_code for name in errors.__all__} | {0, cli.BAD_INPUT, cli.INTERRUPTED}
-    assert {int(code) for code in table} == codes
-    assert all(f"{code} " in cli._help().splitlines()[-1] for code in table)
-    assert "bad input" in table["2"] and "pool" in table["3"] and "checkpoint" in table["130"]
 
 
 def test_no_command_prints_help_and_is_bad_input() -> None:

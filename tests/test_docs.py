@@ -161,10 +161,10 @@ def test_every_dependency_has_its_reason() -> None:
 def test_exit_codes_of_the_readme_are_those_of_the_errors() -> None:
     from zellige_ray import errors
 
-    text = (ROOT / "README.md").read_text()
-    for name in errors.__all__:
-        assert re.search(rf"^\| {getattr(errors, name).exit_code} \|", text, flags=re.MULTILINE)
-    assert re.search(rf"^\| {cli.INTERRUPTED} \|", text, flags=re.MULTILINE)
+    table = dict(re.findall(r"^\| (\d+) \| (.+) \|$", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
+    codes = {getattr(errors, name).exit_code for name in errors.__all__} | {0, cli.BAD_INPUT, cli.INTERRUPTED}
+    assert {int(code) for code in table} == codes
+    assert all(f"{code} " in cli._help().splitlines()[-1] for code in table)
 
 
 def test_no_file_knows_the_machine_it_was_written_on() -> None:
