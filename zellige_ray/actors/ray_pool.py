@@ -15,17 +15,11 @@ from zellige_ray.actors.nodes import Drains, here
 from zellige_ray.actors.pool import Adopted, Gathered
 from zellige_ray.actors.prepared import NAMESPACE, RENDEZVOUS, Prepared
 from zellige_ray.actors.rendezvous import Rendezvous
+from zellige_ray.actors.worker_environment import WORKER_ENVIRONMENT
 from zellige_ray.actors.worker_host import WorkerHost
 from zellige_ray.errors import PoolError, ZelligeError
 from zellige_ray.words import counted
 
-# glibc returns and faults in packed buffers above 32 MB at every step otherwise: 10 % of a step on a CPU
-WORKER_ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": "4294967296",
-    "MALLOC_TRIM_THRESHOLD_": "8589934592",
-    "MALLOC_TOP_PAD_": "268435456",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-}
 CONTROL, CONTROL_TIMEOUT_S = "control", 5.0
 STORE_TIMEOUT_S = 60.0
 ADOPT_TIMEOUT_S = 1.5

@@ -149,6 +149,10 @@ class Worker:
             return Saving(self._state.step, 0, error="this worker is saving nothing")
         return Saving(save.step, save.num_bytes, save.done, save.error)
 
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent to its neighbours in exchanges of the present epoch."""
+        return self._comm.sent_bytes if self._comm is not None else 0
+
     def close(self) -> None:
         """Leaves the current epoch."""
         if self._comm is not None:

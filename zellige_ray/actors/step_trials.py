@@ -1,0 +1,170 @@
+"""Trials of whole steps: policies timed against each other on the same batches, interleaved, two ranks over a link.
+
+Everything is that of a run: workers, engine, profile, planner. Only Ray is left out, and nothing is drawn from the data
+set twice: the batches are fixed. A step is from the order to the last rank's vote: the optimizer on the gradients of
+the step before, latents read, forward, backward, gradients reduced. Plans are made ahead, as in a run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from zellige_ray.actors.crew import Crew
+from zellige_ray.actors.messages import Decision, Order
+from zellige_ray.actors.planning import Planner
+from zellige_ray.actors.process_pool import ProcessPool
+from zellige_ray.actors.rates import find_rates
+from zellige_ray.config import RunConfig
+from zellige_ray.data.index import Index, SampleMeta
+from zellige_ray.data.mini_latents import write_mini_latents
+from zellige_ray.errors import DataError, PoolError
+from zellige_ray.models.specs import ModelSpec, get_spec
+from zellige_ray.monitor.events import RankTimes
+from zellige_ray.placement import CostModel, HardwareProfile, Plan, make_plan
+from zellige_ray.placement import Sequence as Lengths
+from zellige_ray.placement.policies.bags import all_specs, spec_text
+
+RANKS, DTYPE_BYTES = 2, 4
+IMAGES, CLIPS = (8, 12), (1, 3)  # of a batch, from and to
+IDLE = 0.2  # of all rank seconds, with every sequence whole: what a batch must offer to be worth a comparison
+DRAWS = 1000  # batches drawn in search of those
+
+Batch = tuple[SampleMeta, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One timed step. sent_bytes: exchanges, all ranks. times: by rank. Units: seconds, bytes."""
+
+    seconds: float
+    sent_bytes: int
+    times: tuple[RankTimes, ...]
+
+    @property
+    def exchange_share(self) -> float:
+        """Share of the step that ranks spend in exchanges, on average: packing, posting, waiting, unpacking."""
+        return statistics.fmean(t.exchange_s for t in self.times) / self.seconds
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the ranks' compute time that the less loaded ones have nothing to compute."""
+        busy = [t.linear_s + t.attention_s for t in self.times]
+        return 1 - statistics.fmean(busy) / max(busy)
+
+
+class StepTrials:
+    """Two workers that run one plan after another; made by `step_trials`."""
+
+    def __init__(self, config: RunConfig, pool: ProcessPool) -> None:
+        self._config, self._pool = config, pool
+        self._spec = get_spec(config.model.name)
+        self._model = self._spec.preset(config.model, DTYPE_BYTES)
+        self._decided = Decision(0)
+        self._crew = Crew(pool, config.workers, lambda: self._decided, _refuse, lambda epoch: None)
+        self._crew.start(RANKS, None)
+
+    def limit(self, mbit_s: float) -> None:
+        """Sets the rate of the link, in megabits per second and direction."""
+        if self._pool.link is None:
+            raise PoolError("there is no link whose rate could be set: the ranks talk over loopback")
+        self._pool.link.set_rate(mbit_s)
+
+    def planner(self) -> Planner:
+        """A planner that counts with what the workers measure now, link included."""
+        hardware, speeds = find_rates(None, None, self._crew)
+        return Planner(self._spec, self._model, hardware, speeds, "zellige")
+
+    def plans(self, planner: Planner, batches: Sequence[Batch], policy: str) -> tuple[Plan, ...]:
+        """The plan of each batch."""
+        return tuple(planner.plan(batch, self._crew.epoch, policy).plan for batch in batches)
+
+    def step(self, plan: Plan, batch: Batch) -> Step:
+        """Runs one step and times it. Raises PoolError when a worker is lost."""
+        order = Order(self._crew.epoch.number, self._decided, plan, batch)
+        before = self._sent_bytes()
+        start = perf_counter()
+        replies = self._crew.all("step", lambda epoch: {w: (order,) for w in epoch.workers})
+        seconds = perf_counter() - start
+        votes = [replies[w].value for w in self._crew.epoch.workers]
+        self._decided = Decision(votes[0].step, votes[0].finite)
+        return Step(seconds, self._sent_bytes() - before, tuple(vote.times for vote in votes))
+
+    def interleaved(
+        self, batches: Sequence[Batch], plans: Mapping[str, Sequence[Plan]], repeats: int, warm_ups: int = 1
+    ) -> dict[str, list[list[Step]]]:
+        """Steps of each policy, by repeat and batch. Policies that plan a batch alike share its steps.
+
+        The order of the policies turns with every repeat.
+        """
+        out: dict[str, list[list[Step]]] = {policy: [] for policy in plans}
+        for repeat in range(-warm_ups, repeats):
+            steps: dict[str, list[Step]] = {policy: [] for policy in plans}
+            for k, batch in enumerate(batches):
+                distinct = list({policies[k].hash: policies[k] for policies in plans.values()}.values())
+                turn = repeat % len(distinct)
+                timed = {plan.hash: self.step(plan, batch) for plan in distinct[turn:] + distinct[:turn]}
+                for policy, its in plans.items():
+                    steps[policy].append(timed[its[k].hash])
+            if repeat >= 0:
+                for policy, its_steps in steps.items():
+                    out[policy].append(its_steps)
+        return out
+
+    def static_specs(self) -> list[str]:
+        """Every bag spec of the two ranks, as policies."""
+        return [f"bags:{spec_text(spec)}" for spec in all_specs(RANKS, self._config.model.heads)]
+
+    def _sent_bytes(self) -> int:
+        replies = self._crew.all("sent_bytes", lambda epoch: {w: () for w in epoch.workers})
+        return sum(int(reply.value) for reply in replies.values())
+
+
+@contextmanager
+def step_trials(config: RunConfig, linked: bool, fraction: int = 1) -> Iterator[tuple[StepTrials, Index]]:
+    """Workers that are set up, and the samples they can read; all of it gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="zellige-step-") as name:
+        scratch = Path(name)
+        cache = write_mini_latents(scratch / "latents", config.seed, fraction)
+        with ProcessPool(config, cache.folder, scratch, linked) as pool:
+            yield StepTrials(config, pool), cache.index()
+
+
+def draw_batches(index: Index, config: RunConfig, num: int) -> list[Batch]:
+    """Mixed batches on which `dp` idles, by the FLOPs alone: the same ones for a seed on every machine."""
+    spec = get_spec(config.model.name)
+    even = HardwareProfile("even", 1, RANKS, 1 << 50, 1e10, 1e10, 1e12, 1e12, 0.0, state="replicated")
+    cost, rng = CostModel(even, spec.preset(config.model, DTYPE_BYTES)), np.random.default_rng(config.seed)
+    images, clips = ([s for s in index.samples if s.media == media] for media in ("image", "video"))
+    out: list[Batch] = []
+    for _ in range(DRAWS):
+        batch = tuple(_some(rng, images, IMAGES) + _some(rng, clips, CLIPS))
+        plan = make_plan(_lengths(batch, spec), even.cluster(), cost, "dp")
+        assert plan.predicted is not None
+        if sum(rank.idle_s for rank in plan.predicted.ranks) >= IDLE * RANKS * plan.predicted.step_s:
+            out.append(batch)
+        if len(out) == num:
+            return out
+    raise DataError(f"{len(out)} of {DRAWS} drawn batches leave `dp` idle for {IDLE:.0%}, {num} are needed")
+
+
+def _some(rng: np.random.Generator, samples: Sequence[SampleMeta], limits: tuple[int, int]) -> list[SampleMeta]:
+    num = int(rng.integers(limits[0], limits[1] + 1))
+    return [samples[i] for i in sorted(rng.choice(len(samples), num, replace=False).tolist())]
+
+
+def _lengths(batch: Batch, spec: ModelSpec) -> list[Lengths]:
+    return [Lengths(s.id, spec.tokens(s.latent_shape), s.text_tokens, s.weight) for s in batch]
+
+
+def _refuse(event: Any) -> None:
+    """A worker that leaves ends the trial: what is left would be another comparison."""
+    raise PoolError(f"the trial is over: {event.reason if hasattr(event, 'reason') else event.text}")
