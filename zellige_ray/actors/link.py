@@ -17,7 +17,10 @@ INTERFACE = "zellige0"
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 ALONE = ("unshare", "--net", "--")  # what starts a command in a namespace of its own, as the same process
 TIMEOUT_S = 20.0
-BURST_S, MIN_BURST_BYTES = 0.001, 16 << 10  # what may leave at once: a millisecond's worth, some packets at least
+MTU_BYTES = 9000
+# What may leave at once: a millisecond's worth, but at least one of the kernel's large segments. Smaller ones would be
+# cut to packets by the ranks' own cores, which a network card does for them.
+BURST_S, MIN_BURST_BYTES = 0.001, 72 << 10
 QUEUE_BYTES = 64 << 20  # more than a sender has in flight: a link delays, it drops nothing
 
 
@@ -30,7 +33,7 @@ class Link:
         self._run(0, f"ip link add {INTERFACE} type veth peer name {INTERFACE} netns {pids[1]}")
         for side, address in enumerate(ADDRESSES):
             self._run(side, f"ip addr add {address}/24 dev {INTERFACE}")
-            self._run(side, f"ip link set {INTERFACE} up")
+            self._run(side, f"ip link set {INTERFACE} mtu {MTU_BYTES} up")
             self._run(side, "ip link set lo up")
 
     def set_rate(self, mbit_s: float) -> None:
@@ -60,8 +63,8 @@ def obstacle() -> str:
     missing = [name for name in ("unshare", "nsenter", "ip", "tc") if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} not found; install util-linux and iproute2"
-    tried = [*ALONE, "sh", "-c", "ip link add a type veth peer name b && tc qdisc add dev a root tbf rate 1mbit "]
-    tried[-1] += "burst 16kb limit 64kb"
+    tried = [*ALONE, "sh", "-c", f"ip link add {INTERFACE} type veth peer name zellige1 && "]
+    tried[-1] += f"tc qdisc add dev {INTERFACE} root tbf rate 1mbit burst 16kb limit 64kb"
     try:
         done = subprocess.run(tried, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as fault:

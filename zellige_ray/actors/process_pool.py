@@ -32,9 +32,13 @@ ERROR_LINES = 5
 class ProcessPool:
     """See `Pool`. Also a context: whatever ends it, its processes end."""
 
-    def __init__(self, config: RunConfig, cache_folder: Path, scratch: Path, linked: bool) -> None:
-        """scratch: for logs and rendezvous. linked: two workers, each in a network namespace of its own."""
-        self._config, self._cache_folder, self._scratch, self._linked = config, cache_folder, scratch, linked
+    def __init__(self, config: RunConfig, cache_folder: Path, scratch: Path, linked: bool, first: bool = False) -> None:
+        """scratch: for logs and rendezvous. linked: two workers, each in a network namespace of its own.
+
+        first: workers run before all other work of the machine, which root alone may ask for.
+        """
+        self._config, self._cache_folder, self._scratch = config, cache_folder, scratch
+        self._linked, self._first = linked, first
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._connections: dict[str, Connection] = {}
         self.link: Link | None = None
@@ -58,7 +62,7 @@ class ProcessPool:
         cores = sorted(os.sched_getaffinity(0))
         for i, name in enumerate(names):
             core = cores[i] if count <= len(cores) else None
-            self._connections[name].send(Setting(name, self._config, str(self._cache_folder), core))
+            self._connections[name].send(Setting(name, self._config, str(self._cache_folder), core, self._first))
         gathered = self.gather(self.submit("setup", {name: (checkpoint,) for name in names}), timeout_s)
         if not gathered.complete:
             raise PoolError(f"workers could not be set up in {timeout_s:.0f} s: {gathered.why()}")

@@ -35,8 +35,11 @@ from zellige_ray.placement.policies.bags import all_specs, spec_text
 
 RANKS, DTYPE_BYTES = 2, 4
 IMAGES, CLIPS = (8, 12), (1, 3)  # of a batch, from and to
-IDLE = 0.2  # of all rank seconds, with every sequence whole: what a batch must offer to be worth a comparison
+IDLE = 0.3  # of all rank seconds, with every sequence whole: what a batch must offer to be worth a comparison
 DRAWS = 1000  # batches drawn in search of those
+
+RATES = (50.0, 2000.0)  # of a link, megabits per second
+FIRST_MBIT_S, SEARCH_STEPS, SEARCH_REPEATS, SEARCH_TOLERANCE = 400.0, 6, 2, 0.02
 
 Batch = tuple[SampleMeta, ...]
 
@@ -119,6 +122,31 @@ class StepTrials:
                     out[policy].append(its_steps)
         return out
 
+    def find_rate(self, batches: Sequence[Batch], plans: Sequence[Plan], share: float) -> float:
+        """Sets and returns the rate at which steps of these plans spend `share` of their time in exchanges.
+
+        Exchange is taken as a constant and a part that shrinks with the rate; two rates tell both, a few settle it.
+        Raises PoolError where no rate between `RATES` gives it.
+        """
+        rate, seen = FIRST_MBIT_S, list[tuple[float, float]]()
+        for _ in range(SEARCH_STEPS):
+            self.limit(rate)
+            steps = [s for r in self.interleaved(batches, {"": plans}, SEARCH_REPEATS)[""] for s in r]
+            found = statistics.median(s.exchange_share for s in steps)
+            if abs(found - share) <= SEARCH_TOLERANCE:
+                return rate
+            total = statistics.fmean(s.seconds for s in steps)
+            seen.append((1 / rate, found * total))
+            (x0, y0), (x1, y1) = seen[-2] if len(seen) > 1 else (0.0, 0.0), seen[-1]
+            slope = (y1 - y0) / (x1 - x0)
+            wanted = share / (1 - share) * (1 - found) * total
+            inverse = x1 + (wanted - y1) / slope if slope > 0 else x1 * wanted / y1
+            rate = min(max(1 / inverse if inverse > 0 else RATES[1], RATES[0]), RATES[1])
+        raise PoolError(
+            f"no rate between {RATES[0]:g} and {RATES[1]:g} Mbit/s makes exchanges {share:.0%} of a step, "
+            f"the last one tried gives {found:.0%}"
+        )
+
     def static_specs(self) -> list[str]:
         """Every bag spec of the two ranks, as policies."""
         return [f"bags:{spec_text(spec)}" for spec in all_specs(RANKS, self._config.model.heads)]
@@ -129,12 +157,14 @@ class StepTrials:
 
 
 @contextmanager
-def step_trials(config: RunConfig, linked: bool, fraction: int = 1) -> Iterator[tuple[StepTrials, Index]]:
-    """Workers that are set up, and the samples they can read; all of it gone afterwards."""
+def step_trials(
+    config: RunConfig, linked: bool, first: bool = False, fraction: int = 1
+) -> Iterator[tuple[StepTrials, Index]]:
+    """Workers that are set up, and the samples they can read; all of it gone afterwards. See `ProcessPool`."""
     with tempfile.TemporaryDirectory(prefix="zellige-step-") as name:
         scratch = Path(name)
         cache = write_mini_latents(scratch / "latents", config.seed, fraction)
-        with ProcessPool(config, cache.folder, scratch, linked) as pool:
+        with ProcessPool(config, cache.folder, scratch, linked, first) as pool:
             yield StepTrials(config, pool), cache.index()
 
 

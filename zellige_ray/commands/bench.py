@@ -17,6 +17,7 @@ benches: dict[str, str] = {
     "engine": "zellige_ray.commands.bench_engine",
     "planner": "zellige_ray.commands.bench_planner",
     "recovery": "zellige_ray.commands.bench_recovery",
+    "step": "zellige_ray.commands.bench_step",
 }
 
 

@@ -1,7 +1,7 @@
 """The mini set as latents of random values: the shapes and captions' lengths of real media, without any download.
 
-Shapes are those of `data.source=mini data.max_pixels=65536 data.max_frames=33`: pictures of 256 x 256 pixels at their own
-aspect ratio, clips of up to nine latent frames.
+Shapes are those of `data.source=mini data.max_pixels=102400 data.max_frames=33`: pictures of 320 x 320 pixels at their
+own aspect ratio, clips of up to nine latent frames.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from zellige_ray.data.cache import FORMAT, SETTINGS, Entry, LatentCache, write_entry, write_listing
 
 SHAPES = Path(__file__).with_name("mini_latents.csv")
-TEXT_DIM, CHANNELS, TEMPORAL, SPATIAL = 64, 16, 4, 8
+TEXT_DIM, CHANNELS, TEMPORAL, SPATIAL, PATCH = 64, 16, 4, 8, 2
 
 
 def write_mini_latents(folder: Path, seed: int = 0, fraction: int = 1) -> LatentCache:
-    """A latent cache with every sample of the mini set. fraction: sides are divided by it, for a quick run."""
+    """A latent cache with every sample of the mini set. fraction: sides are divided by it, for a quick look."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     strides = {"latent_channels": CHANNELS, "temporal_stride": TEMPORAL, "spatial_stride": SPATIAL}
@@ -29,7 +29,11 @@ def write_mini_latents(folder: Path, seed: int = 0, fraction: int = 1) -> Latent
     with SHAPES.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             frames, rows, columns = int(row["frames"]), int(row["rows"]), int(row["columns"])
-            entry = _entry(row["id"], (frames, rows // fraction, columns // fraction), int(row["text_tokens"]))
+            entry = _entry(
+                row["id"],
+                (frames, rows // fraction // PATCH * PATCH, columns // fraction // PATCH * PATCH),
+                int(row["text_tokens"]),
+            )
             (folder / entry.file).parent.mkdir(exist_ok=True)
             latents = rng.standard_normal(entry.latent_shape).astype(np.float32)
             write_entry(folder, entry, latents, rng.standard_normal((entry.text_tokens, TEXT_DIM)).astype(np.float32))
