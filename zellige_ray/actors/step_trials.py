@@ -168,8 +168,8 @@ def step_trials(
             yield StepTrials(config, pool), cache.index()
 
 
-def draw_batches(index: Index, config: RunConfig, num: int) -> list[Batch]:
-    """Mixed batches on which `dp` idles, by the FLOPs alone: the same ones for a seed on every machine."""
+def draw_batches(index: Index, config: RunConfig, num: int, idle: float = IDLE) -> list[Batch]:
+    """Mixed batches on which `dp` idles for that share, by the FLOPs alone: the same for a seed on every machine."""
     spec = get_spec(config.model.name)
     even = HardwareProfile("even", 1, RANKS, 1 << 50, 1e10, 1e10, 1e12, 1e12, 0.0, state="replicated")
     cost, rng = CostModel(even, spec.preset(config.model, DTYPE_BYTES)), np.random.default_rng(config.seed)
@@ -179,11 +179,11 @@ def draw_batches(index: Index, config: RunConfig, num: int) -> list[Batch]:
         batch = tuple(_some(rng, images, IMAGES) + _some(rng, clips, CLIPS))
         plan = make_plan(_lengths(batch, spec), even.cluster(), cost, "dp")
         assert plan.predicted is not None
-        if sum(rank.idle_s for rank in plan.predicted.ranks) >= IDLE * RANKS * plan.predicted.step_s:
+        if sum(rank.idle_s for rank in plan.predicted.ranks) >= idle * RANKS * plan.predicted.step_s:
             out.append(batch)
         if len(out) == num:
             return out
-    raise DataError(f"{len(out)} of {DRAWS} drawn batches leave `dp` idle for {IDLE:.0%}, {num} are needed")
+    raise DataError(f"{len(out)} of {DRAWS} drawn batches leave `dp` idle for {idle:.0%}, {num} are needed")
 
 
 def _some(rng: np.random.Generator, samples: Sequence[SampleMeta], limits: tuple[int, int]) -> list[SampleMeta]:

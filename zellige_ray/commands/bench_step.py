@@ -19,7 +19,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zellige_ray.errors import ConfigError
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rates", nargs="+", default=["50", "200", FIND, "1000", "2000"],
         help=f"rates of the link in Mbit/s, {span}, or `{FIND}` (default: 50 200 {FIND} 1000 2000)",
     )  # fmt: skip
-    parser.add_argument("--repeats", type=int, default=5, help="timed turns of every policy (default: 5)")
+    parser.add_argument("--repeats", type=int, default=7, help="timed turns of every policy (default: 7)")
     parser.add_argument("--batches", type=int, default=3, help="batches of the stream (default: 3)")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help=f"default: {' '.join(POLICIES)}")
     parser.add_argument("--seed", type=int, default=0, help="of batches, weights and noise (default: 0)")
@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="network namespaces with a limited link: where possible, or fail, or plain loopback (default: auto)",
     )  # fmt: skip
     parser.add_argument("--first", action="store_true", help="ranks run before all other work of this machine (root)")
-    parser.add_argument("--shrink", type=int, default=1, help="sides of all latents divided by it, for a quick look")
+    parser.add_argument(
+        "--shrink", type=int, default=1, help="sides of all latents divided by it, for a look; any batch is taken"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All figures. Raises ConfigError and PlanError for bad arguments, before anything starts."""
-    from zellige_ray.actors.step_trials import draw_batches, step_trials
+    from zellige_ray.actors.step_trials import IDLE, draw_batches, step_trials
 
     rates = _check(args)
     why_not = _obstacle(args.netns)
     config = _config(args.seed)
     with step_trials(config, not why_not, args.first, args.shrink) as (trials, index):
-        batches = draw_batches(index, config, args.batches)
+        batches = draw_batches(index, config, args.batches, IDLE if args.shrink == 1 else 0.0)
         rows = []
         mbit_s: float | None
         for rate in rates if not why_not else [None]:
@@ -154,38 +156,40 @@ def _at_rate(
     names = list(dict.fromkeys([*(p for p in policies if p != STATIC), *specs]))
     plans = {name: trials.plans(planner, batches, name) for name in names}
     steps = trials.interleaved(batches, plans, repeats)
-    means = {name: [statistics.fmean(s.seconds for s in turn) for turn in steps[name]] for name in names}
-    best = min(specs, key=lambda spec: statistics.median(means[spec]))
-    names = [best if p == STATIC else p for p in policies]
-    shown = dict(zip(policies, names, strict=True))
+    turns = {name: [statistics.fmean(s.seconds for s in turn) for turn in steps[name]] for name in names}
+    step_s = {name: _typical(steps[name], lambda step: step.seconds) for name in names}
+    best = min(specs, key=step_s.__getitem__)
+    shown = {p: best if p == STATIC else p for p in policies}
     wire = planner.hardware.inter_node_bytes_per_s * 8e-6
-    shares = {name: statistics.fmean(s.exchange_share for turn in steps[name] for s in turn) for name in steps}
+    shares = {name: _typical(steps[name], lambda step: step.exchange_share) for name in names}
     return {
         "mbit_s": wire if mbit_s is None else mbit_s,
         "best_static": best.partition(":")[2],
-        "step_s": {p: statistics.median(means[n]) for p, n in shown.items()},
-        "spread_s": {p: [min(means[n]), max(means[n])] for p, n in shown.items()},
-        "ratio": {p: statistics.median(_ratios(means[n], means[OURS])) for p, n in shown.items()},
-        "ratio_spread": {p: _ends(_ratios(means[n], means[OURS])) for p, n in shown.items()},
+        "step_s": {p: step_s[n] for p, n in shown.items()},
+        "ratio": {p: step_s[n] / step_s[OURS] for p, n in shown.items()},
+        "ratio_spread": {p: _quartiles(turns[n], turns[OURS]) for p, n in shown.items()},
+        "turns_s": {p: turns[n] for p, n in shown.items()},
         "predicted_step_s": {p: _predicted(plans[n]) for p, n in shown.items()},
         "predicted_ratio": {p: _predicted(plans[n]) / _predicted(plans[OURS]) for p, n in shown.items()},
         "exchange_bytes": {p: statistics.fmean(s.sent_bytes for s in steps[n][-1]) for p, n in shown.items()},
         "exchange_share": {p: shares[n] for p, n in shown.items()},
         "exchange_share_bags": shares[EVERYWHERE],
-        "static_step_s": {n: statistics.median(means[n]) for n in specs},
-        "dp_idle_share": statistics.fmean(s.idle_share for turn in steps[specs[0]] for s in turn),
+        "static_step_s": {n: step_s[n] for n in specs},
+        "dp_idle_share": _typical(steps[specs[0]], lambda step: step.idle_share),
         "measured_rates": _rates(planner),
         "phases": {p: _phases(steps[n], plans[n]) for p, n in shown.items()},
     }
 
 
-def _ratios(theirs: Sequence[float], ours: Sequence[float]) -> list[float]:
-    """Turn by turn, so that what slows the machine for a while slows both."""
-    return [a / b for a, b in zip(theirs, ours, strict=True)]
+def _typical(turns: Sequence[Sequence[Step]], figure: Callable[[Step], float]) -> float:
+    """Mean over the batches of the median over the turns."""
+    return statistics.fmean(statistics.median(map(figure, same)) for same in zip(*turns, strict=True))
 
 
-def _ends(values: Sequence[float]) -> list[float]:
-    return [min(values), max(values)]
+def _quartiles(theirs: Sequence[float], ours: Sequence[float]) -> list[float]:
+    """A quarter of the turns are below, a quarter above; turn by turn, since what slows the machine slows both."""
+    ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
+    return [ratios[0]] * 2 if len(ratios) == 1 else statistics.quantiles(ratios, n=4, method="inclusive")[::2]
 
 
 def _predicted(plans: Sequence[Plan]) -> float:
@@ -203,17 +207,20 @@ def _rates(planner: Planner) -> dict[str, float]:
 
 
 def _phases(turns: Sequence[Sequence[Step]], plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """Seconds of each phase by rank, means over the batches: medians of the turns, and as predicted."""
+    """Seconds of each phase by rank, typical over the batches, and as predicted; `idle_s` has the reduction in it."""
+    predicted = [plan.predicted for plan in plans if plan.predicted is not None]
     out = []
     for rank in range(len(turns[0][0].times)):
         row: dict[str, Any] = {"rank": rank}
         for phase in ("linear_s", "attention_s", "exchange_s", "idle_s"):
-            columns = zip(*([getattr(step.times[rank], phase) for step in turn] for turn in turns), strict=True)
-            row[phase] = statistics.fmean(statistics.median(column) for column in columns)
-            loads = [plan.predicted.ranks[rank] for plan in plans if plan.predicted is not None]
-            row[f"predicted_{phase}"] = statistics.fmean(getattr(load, phase) for load in loads)
+            row[phase] = _typical(turns, _phase_of(rank, phase))
+            row[f"predicted_{phase}"] = statistics.fmean(getattr(p.ranks[rank], phase) for p in predicted)
         out.append(row)
     return out
+
+
+def _phase_of(rank: int, phase: str) -> Callable[[Step], float]:
+    return lambda step: float(getattr(step.times[rank], phase))
 
 
 def _tokens(batch: Batch, media: str) -> list[int]:
@@ -230,7 +237,7 @@ def _print(figures: dict[str, Any]) -> None:
         title = f"{row['mbit_s']:.0f} Mbit/s{' (found)' if row['found'] else ''}: best static {row['best_static']}, "
         title += f"exchange of g2n1 {row['exchange_share_bags']:.0%}, dp idle {row['dp_idle_share']:.0%}"
         table = Table(title=title)
-        for column in ("policy", "step s", "over zellige", "spread", "predicted", "exchange MB", "in exchange"):
+        for column in ("policy", "step s", "over zellige", "quartiles", "predicted", "exchange MB", "in exchange"):
             table.add_column(column)
         for policy, seconds in row["step_s"].items():
             low, high = row["ratio_spread"][policy]
