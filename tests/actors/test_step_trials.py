@@ -123,7 +123,7 @@ def test_bench_step_over_a_limited_link_tells_every_figure(capfd: pytest.Capture
 @pytest.mark.dist
 @needs_namespaces
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_bench_that_is_interrupted_or_killed(end: signal.Signals) -> None:
     marker = f"ZELLIGE_TEST_MARKER=step-{os.getpid()}-{end.name}"
     name, _, value = marker.partition("=")

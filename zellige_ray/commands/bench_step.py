@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -60,7 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    figures = measure(args)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: ranks and latents are cleared away
+    try:
+        figures = measure(args)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if args.json:
         sys.stdout.write(json.dumps(figures) + "\n")
     else:
