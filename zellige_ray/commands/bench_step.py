@@ -171,8 +171,8 @@ def _at_rate(
         "mbit_s": wire if mbit_s is None else mbit_s,
         "best_static": best.partition(":")[2],
         "step_s": {p: step_s[n] for p, n in shown.items()},
-        "ratio": {p: step_s[n] / step_s[OURS] for p, n in shown.items()},
-        "ratio_spread": {p: _quartiles(turns[n], turns[OURS]) for p, n in shown.items()},
+        "ratio": {p: statistics.median(_ratios(turns[n], turns[OURS])) for p, n in shown.items()},
+        "ratio_spread": {p: _quartiles(_ratios(turns[n], turns[OURS])) for p, n in shown.items()},
         "turns_s": {p: turns[n] for p, n in shown.items()},
         "predicted_step_s": {p: _predicted(plans[n]) for p, n in shown.items()},
         "predicted_ratio": {p: _predicted(plans[n]) / _predicted(plans[OURS]) for p, n in shown.items()},
@@ -191,10 +191,14 @@ def _typical(turns: Sequence[Sequence[Step]], figure: Callable[[Step], float]) -
     return statistics.fmean(statistics.median(map(figure, same)) for same in zip(*turns, strict=True))
 
 
-def _quartiles(theirs: Sequence[float], ours: Sequence[float]) -> list[float]:
-    """A quarter of the turns are below, a quarter above; turn by turn, since what slows the machine slows both."""
-    ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
-    return [ratios[0]] * 2 if len(ratios) == 1 else statistics.quantiles(ratios, n=4, method="inclusive")[::2]
+def _ratios(theirs: Sequence[float], ours: Sequence[float]) -> list[float]:
+    """Turn by turn, since what slows the machine for a while slows both."""
+    return [a / b for a, b in zip(theirs, ours, strict=True)]
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    """A quarter of the values are below the one, a quarter above the other."""
+    return [values[0]] * 2 if len(values) == 1 else statistics.quantiles(values, n=4, method="inclusive")[::2]
 
 
 def _predicted(plans: Sequence[Plan]) -> float:
