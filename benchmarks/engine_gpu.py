@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from zellige_ray.attention.copying import write_wire
 from zellige_ray.attention.kernels import Kernel, get_kernel

@@ -10,9 +10,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from zellige_ray.attention import compile_layout
 from zellige_ray.placement import CostModel, HardwareProfile, ModelPreset, Sequence, make_plan

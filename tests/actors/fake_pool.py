@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class FakePool:
     """See `Pool`. nonfinite: steps whose gradients are not finite. corrupt: samples that nobody can read.
 
     slow: worker -> how many times longer it computes. draining: what `leaving` says. odd: versions of workers by name.
+    early_deaths: why the first workers die while they are set up.
     """
 
     def __init__(self, faults: Sequence[Fault] = (), nonfinite: Sequence[int] = (), spares: int = 0) -> None:
@@ -74,6 +75,7 @@ class FakePool:
         self.draining: dict[str, str] = {}
         self.odd: dict[str, str] = {}
         self.broken_setups: list[str] = []
+        self.early_deaths: list[str] = []
         self.highest = -1
         self.save_error = ""
 
@@ -84,8 +86,13 @@ class FakePool:
         self.workers[name] = FakeWorker(name, member=member)
         return member
 
-    def start(self, count: int, min_count: int, checkpoint: str | None, timeout_s: float) -> list[Member]:
+    def start(
+        self, count: int, min_count: int, checkpoint: str | None, timeout_s: float, died: Callable[[str, str], None]
+    ) -> list[Member]:
         self.asked = 0
+        for reason in self.early_deaths:
+            name, self.count = f"worker-{self.count}", self.count + 1
+            died(name, reason)
         return [self._spawn() for _ in range(count)]
 
     def adopt(self, expected: Sequence[str], checkpoint: str | None) -> Adopted:

@@ -45,7 +45,9 @@ class LocalPool:
         self._lanes[name] = futures.ThreadPoolExecutor(1, thread_name_prefix=name)
         return self._lanes[name].submit(worker.setup, checkpoint).result(timeout=60)
 
-    def start(self, count: int, min_count: int, checkpoint: str | None, timeout_s: float) -> list[Member]:
+    def start(
+        self, count: int, min_count: int, checkpoint: str | None, timeout_s: float, died: Callable[[str, str], None]
+    ) -> list[Member]:
         return [self._spawn(checkpoint) for _ in range(count)]
 
     def request(self, checkpoint: str | None) -> None:

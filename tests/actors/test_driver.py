@@ -164,6 +164,56 @@ def test_when_all_workers_die_before_a_checkpoint_the_run_begins_again(tmp_path:
     assert (summary["steps"], summary["samples_lost"], summary["samples_doubled"]) == (9, 0, 0)
 
 
+def test_a_worker_that_dies_while_it_is_set_up_is_named_and_another_takes_its_place(tmp_path: Path) -> None:
+    pool = FakePool()
+    pool.early_deaths = ["the actor died"]
+    summary, events = run(tmp_path, pool)
+    text = "worker-0 died while it was set up: the actor died; another is asked for"
+    assert [e.text for e in of(NoteEvent, events) if "set up" in e.text] == [text]
+    assert (summary["steps"], summary["world_sizes"], set(pool.workers)) == (9, [3], {f"worker-{i}" for i in (1, 2, 3)})
+
+
+def test_workers_that_die_while_they_are_set_up_again_and_again_end_the_run(tmp_path: Path) -> None:
+    pool = FakePool()
+    pool.early_deaths = ["the actor died"] * 9
+    with pytest.raises(PoolError, match="worker-4 died while it was set up: the actor died; it is the 5th that did"):
+        run(tmp_path, pool)
+    assert pool.closed
+
+
+@pytest.mark.parametrize("method", ["join", "measure"])
+def test_when_all_workers_die_before_the_first_step_the_run_begins_from_the_seed(tmp_path: Path, method: str) -> None:
+    pool = FakePool([Fault(method, 1, die=("worker-0", "worker-1", "worker-2"))], spares=3)
+    summary, events = run(tmp_path, pool)
+    assert any(
+        e.text.startswith("all workers died: 0 steps to be replayed from the beginning") for e in of(NoteEvent, events)
+    )
+    assert [e.step for e in of(StepEvent, events)] == list(range(1, 10))
+    assert (summary["steps"], summary["samples_lost"], summary["samples_doubled"]) == (9, 0, 0)
+
+
+def test_one_of_the_workers_dies_while_rates_are_measured(tmp_path: Path) -> None:
+    summary, events = run(tmp_path, FakePool([Fault("measure", 1, die=("worker-1",))]))
+    assert (summary["steps"], summary["world_sizes"], len(of(MembershipEvent, events))) == (9, [2], 1)
+
+
+def test_when_all_workers_die_while_the_last_checkpoint_is_made_the_last_steps_are_run_again(tmp_path: Path) -> None:
+    pool = FakePool([Fault("save", 3, die=("worker-0", "worker-1", "worker-2"))], spares=3)
+    summary, events = run(tmp_path, pool)
+    assert any(e.text == "all workers died: 1 step to be replayed from step-00000008" for e in of(NoteEvent, events))
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    assert (summary["steps"], read_position(checkpoint).step, summary["samples_doubled"]) == (9, 9, 0)
+
+
+def test_when_all_workers_die_while_policies_are_compared_the_run_is_done_all_the_same(tmp_path: Path) -> None:
+    pool = FakePool([Fault("rehearse", 2, die=("worker-0", "worker-1", "worker-2"))])
+    summary, events = run(tmp_path, pool)
+    assert any("there is no comparison" in e.text for e in of(NoteEvent, events))
+    assert summary["steps"] == 9
+    assert "speedup_over_dp" not in summary
+
+
 def test_a_break_without_a_death_is_run_again_and_said(tmp_path: Path) -> None:
     summary, events = run(tmp_path, FakePool([Fault("step", 4, broken=("worker-2",))]))
     assert any("step was broken and is run again" in e.text for e in of(NoteEvent, events))

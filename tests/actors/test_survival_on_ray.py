@@ -19,7 +19,7 @@ from tests.actors.tiny_data import write_cache
 from zellige_ray.actors.prepared import NAMESPACE
 from zellige_ray.api import train
 from zellige_ray.data.cache import LatentCache
-from zellige_ray.monitor.events import Event, MembershipEvent, NoteEvent, StepEvent
+from zellige_ray.monitor.events import Event, MembershipEvent, NoteEvent, PhaseEvent, StepEvent
 
 pytestmark = [pytest.mark.ray, pytest.mark.dist]
 ENDLESS: dict[str, Any] = {"steps": 100_000, "evaluate_every": 100_000, "preview": {"every": None}}
@@ -120,6 +120,50 @@ def wait_until(true: Any, timeout_s: float) -> None:
     while not true():
         assert time.monotonic() < end, f"not so within {timeout_s} s"
         time.sleep(0.1)
+
+
+def test_a_worker_killed_while_it_is_set_up_is_replaced_before_the_first_step(
+    ray_instance: Any, cache: LatentCache, tmp_path: Path
+) -> None:
+    """A run of exactly that size: it can't begin without the replacement."""
+    events: list[Event] = []
+    killed: list[int] = []
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, PhaseEvent) and (event.name, event.done) == ("workers", 0) and not killed:
+            wait_until(lambda: setting_up(killed), 90)
+            os.kill(killed[0], signal.SIGKILL)
+
+    config = make_config(
+        cache, tmp_path, steps=2, compare_batches=0, preview={"every": None}, workers={"count": 1, "lease_s": 120}
+    )
+    summary = train(config, on_event=on_event)
+    notes = [e.text for e in events if isinstance(e, NoteEvent)]
+    assert any(n.startswith("worker-0 died while it was set up") and n.endswith("another is asked for") for n in notes)
+    assert (summary["steps"], summary["world_sizes"], summary["replans"]) == (2, [1], 0)
+    assert any("worker-1 (pid" in n for n in notes)
+
+
+def setting_up(found: list[int]) -> bool:
+    """Finds the process of a worker of this Ray that is building its model."""
+    mine = {os.getpid()}
+    for _ in range(3):  # Ray's daemons, and their children
+        mine |= {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent(pid) in mine}  # noqa: PTH208
+    for pid in mine:
+        try:
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerHost"):
+                found.append(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return bool(found)
+
+
+def parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
 
 
 def test_the_path_of_a_restarted_driver_imports_nothing_heavy() -> None:

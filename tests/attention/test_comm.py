@@ -112,6 +112,7 @@ def test_a_peer_whose_group_dies_is_a_comm_error():
     import gc
 
     def body(rank, comm):
+        comm.barrier()  # both are connected
         if rank == 1:
             comm._group = comm._pool = None
             gc.collect()

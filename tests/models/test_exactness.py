@@ -84,7 +84,7 @@ def check(name, lab, dtype, world, seed, checkpointing="none", shapes=SHAPES, te
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["dit", "wan"])
 def test_loss_outputs_and_all_gradients_equal_one_process_over_random_tilings(name, world, dtype, lab):
-    for seed in range(20):
+    for seed in range(5):  # twenty tilings over the four worlds
         idle = [world - 1] if seed % 5 == 4 and world > 1 else []
         tokenless = [0] if seed % 4 == 3 and world > 1 else []
         check(name, lab, dtype, world, seed, idle=idle, tokenless=tokenless)

@@ -20,9 +20,11 @@ from typing import Any
 
 import yaml
 
+from zellige_ray.actors.journal import RESTARTED
+from zellige_ray.actors.prepared import DRIVER
 from zellige_ray.errors import PoolError
 from zellige_ray.monitor import run_folder
-from zellige_ray.monitor.events import Event, MembershipEvent, StepEvent
+from zellige_ray.monitor.events import Event, MembershipEvent, NoteEvent, StepEvent
 from zellige_ray.monitor.metrics import read_events
 
 POLL_S = 0.05
@@ -39,7 +41,11 @@ HEALTH = {
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that was done to a run. time: Unix seconds. pids: of the workers that had nothing to do with it."""
+    """Something that was done to a run.
+
+    time: Unix seconds. worker: that it was done to, DRIVER, or empty when the run itself will say whom it hit. pids: of
+    the workers that had nothing to do with it.
+    """
 
     kind: str
     time: float
@@ -172,7 +178,7 @@ class Run:
         """SIGKILL to the driver actor's process."""
         members = self.members()
         others = {m["worker"]: m["pid"] for m in members["members"]}
-        happening = Happening("driver_kill", time.time(), "driver", others)
+        happening = Happening("driver_kill", time.time(), DRIVER, others)
         os.kill(members["driver_pid"], signal.SIGKILL)
         return happening
 
@@ -217,9 +223,24 @@ class Run:
 
 
 def stall_s(happening: Happening, events: list[tuple[float, Event]]) -> float | None:
-    """From a blow to the start of the work that was run again. None when no step came after it."""
-    started = [e.started for _, e in events if isinstance(e, StepEvent) and e.started > happening.time]
+    """From a blow to the start of the first step that the run began after it knew of the blow.
+
+    A step that was under way, or ordered, when the blow fell may still count, and may even begin after it; that is no
+    recovery. None when the run never noticed, or no step came after it.
+    """
+    known = next((t for t, e in events if t > happening.time and _tells(e, happening)), None)
+    if known is None:
+        return None
+    started = [e.started for _, e in events if isinstance(e, StepEvent) and e.started > known]
     return min(started) - happening.time if started else None
+
+
+def _tells(event: Event, happening: Happening) -> bool:
+    """Is this how the run says that it knows?"""
+    if happening.worker == DRIVER:
+        return isinstance(event, NoteEvent) and RESTARTED in event.text
+    left = isinstance(event, MembershipEvent) and event.change == "left"
+    return left and happening.worker in ("", event.worker)
 
 
 def boundary_stalls(events: list[tuple[float, Event]], change: str) -> list[float]:

@@ -51,7 +51,8 @@ class Crew:
 
     def start(self, count: int, checkpoint: str | None) -> None:
         """Starts workers and forms the first epoch; raises PoolError with fewer than `workers.min`."""
-        members = self._pool.start(count, self._settings.min, checkpoint, self._settings.start_timeout_s)
+        timeout_s = self._settings.start_timeout_s
+        members = self._pool.start(count, self._settings.min, checkpoint, timeout_s, self._died_early)
         self._membership.form(self._admit(members), self._decided())
 
     def restart(self, checkpoint: str | None, ready: Sequence[Member] = ()) -> None:
@@ -224,6 +225,13 @@ class Crew:
             members += self._admit(self._pool.arrived(WAIT_POLL_S))
             self._replace_failed()
         return members
+
+    def _died_early(self, worker: str, reason: str) -> None:
+        self._num_failed += 1
+        text = f"{worker} died while it was set up: {reason}"
+        if self._num_failed >= MAX_FAILED:
+            raise PoolError(f"{text}; it is the {MAX_FAILED}th that did: see the workers' logs for the cause")
+        self._notice(NoteEvent("warning", f"{text}; another is asked for"))
 
     def _replace_failed(self) -> None:
         for worker, reason in self._pool.failed().items():

@@ -25,6 +25,7 @@ from zellige_ray.actors.planning import Planned, Planner
 from zellige_ray.actors.pool import Gathered, Pool
 from zellige_ray.actors.prepared import Start
 from zellige_ray.actors.rates import describe, find_rates
+from zellige_ray.actors.retreat import Retreat
 from zellige_ray.actors.saver import Saver
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
@@ -39,7 +40,6 @@ from zellige_ray.training.checkpoint_files import Position
 from zellige_ray.words import counted
 
 MAX_SKIPPED = 3
-MAX_FRUITLESS = 5  # deaths of all workers in a row without a new step: that is not bad luck
 SAVE_TIMEOUT_S = 600.0
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
@@ -83,7 +83,8 @@ class Driver:
         self._saver = Saver(folder, config.checkpoint.keep, saved, emit)
         self._asides = Asides(config, folder, train, held_out, self.tokens, self._dispatch, self._crew, self._journal)
         self._position = start.sampler
-        self._skipped, self._fruitless, self._furthest = 0, 0, -1
+        self._retreat = Retreat(folder)
+        self._skipped = 0
 
     @property
     def step(self) -> int:
@@ -107,10 +108,9 @@ class Driver:
             else:
                 self._begin_again(memory)
             self._train_to_end()
-            self._save(last=True)
             stopped = self._stopping.is_set()
             if not stopped:
-                self._asides.compare()
+                self._compare()
             return self._journal.summary(self._crew.replans, stopped)
         finally:
             self._crew.close()
@@ -128,7 +128,10 @@ class Driver:
             self._emit(NoteEvent("info", f"{text}, at step {self._start.step} of {self._config.steps}"))
             self._batches.recall(self._journal.records())
         self._emit(PhaseEvent("workers", 0, count))
-        self._crew.start(count, self._start.checkpoint)
+        try:
+            self._crew.start(count, self._start.checkpoint)
+        except StateLost as fault:
+            self._go_back(fault.others)
         self._emit(PhaseEvent("workers", self._crew.epoch.size, count))
         self._emit(NoteEvent("info", f"workers: {self._crew.epoch.roll_call()}"))
         self._make_planner(None)
@@ -182,7 +185,12 @@ class Driver:
     def _make_planner(self, known: HardwareProfile | None) -> None:
         model = self._spec.preset(self._config.model, DTYPE_BYTES[self._config.engine.dtype])
         self._emit(PhaseEvent("profile", 0, 1))
-        hardware, self._speeds = find_rates(self._config.placement.hardware, known, self._crew)
+        while True:
+            try:
+                hardware, self._speeds = find_rates(self._config.placement.hardware, known, self._crew)
+                break
+            except StateLost as fault:
+                self._go_back(fault.others)
         write_hardware(self._folder, hardware)
         self._dispatch.planner = Planner(self._spec, model, hardware, self._speeds, self._config.placement.policy)
         self._emit(PhaseEvent("profile", 1, 1))
@@ -191,27 +199,16 @@ class Driver:
     def _go_back(self, ready: Sequence[Member] = ()) -> None:
         """Nobody holds the state any more: on from the newest complete checkpoint; the ledger says what is replayed."""
         while True:
-            checkpoint = checkpoint_files.newest(self._folder)
+            place = self._retreat.place(self.step)
             for text in checkpoint_files.damages(self._folder):
                 self._emit(NoteEvent("warning", text))
-            step, sampler, where = 0, SamplerState(), "the beginning: there was no checkpoint"
-            if checkpoint is not None:
-                position = checkpoint_files.read_position(checkpoint)
-                step, sampler, where = position.step, SamplerState.from_json(position.sampler), checkpoint.name
-            self._fruitless = 0 if self.step > self._furthest else self._fruitless + 1
-            self._furthest = max(self.step, self._furthest)
-            if self._fruitless >= MAX_FRUITLESS:
-                raise StateLost(
-                    f"all workers died {MAX_FRUITLESS + 1} times and none came past step {self._furthest}, none of "
-                    f"them holds the state; going on means {where}: see the workers' logs for the cause"
-                )
-            text = f"all workers died: {counted(self.step - step, 'step')} to be replayed from {where}"
-            self._rule.rewind(Decision(step))
-            self._position = sampler
-            self._journal.rewound(step, text)
+            text = f"all workers died: {counted(self.step - place.step, 'step')} to be replayed from {place.name}"
+            self._rule.rewind(Decision(place.step))
+            self._position = place.sampler
+            self._journal.rewound(place.step, text)
             self._emit(NoteEvent("warning", text))
             try:
-                self._crew.restart(str(checkpoint) if checkpoint is not None else None, ready)
+                self._crew.restart(place.checkpoint, ready)
                 return
             except StateLost as fault:
                 ready = fault.others
@@ -219,11 +216,17 @@ class Driver:
     # The steps
 
     def _train_to_end(self) -> None:
+        """Until the last step, or the one in flight when it should stop, is in a complete checkpoint."""
+        saved = False
         try:
-            while self.step < self._config.steps and not self._stopping.is_set():
+            while not saved:
                 try:
-                    self._one_step()
-                    self._between_steps()
+                    if self.step < self._config.steps and not self._stopping.is_set():
+                        self._one_step()
+                        self._between_steps()
+                    else:
+                        self._save(last=True)
+                        saved = True
                 except StateLost as fault:
                     self._go_back(fault.others)
                 except CorruptSamples:
@@ -282,6 +285,12 @@ class Driver:
         assert planned.plan.predicted is not None
         self._speeds.see(epoch.workers, planned.speeds, planned.plan.predicted.ranks, [v.times for v in votes])
         self._check_finite(decided.update, samples)
+
+    def _compare(self) -> None:
+        try:
+            self._asides.compare()
+        except StateLost:
+            self._emit(NoteEvent("warning", "all workers died while policies were compared: there is no comparison"))
 
     def _check_finite(self, finite: bool, samples: Sequence[SampleMeta]) -> None:
         self._skipped = 0 if finite else self._skipped + 1

@@ -35,6 +35,7 @@ from zellige_ray.words import counted
 
 KEPT_PLANS = 50
 DRIVER = "driver"
+RESTARTED = "the driver died and started again"
 MAX_RESTARTS = 5  # drivers in a row that committed nothing; then it is no accident
 DISK_POLL_S = 2.0
 FLOAT_BYTES = 4  # a preset wants a number; FLOPs don't depend on it
@@ -120,9 +121,9 @@ class Journal:
 
     def restarted(self, silent_s: float) -> None:
         """A driver took the place of one that died. silent_s: since the last sign of that one."""
-        text = "started again; workers kept their processes"
-        self._event(DRIVER, text, silent_s)
-        self._emit(NoteEvent("warning", f"the driver died and {text}; {silent_s:.1f} s since its last word"))
+        self._event(DRIVER, "started again; workers kept their processes", silent_s)
+        text = f"{RESTARTED}; workers kept their processes; {silent_s:.1f} s since its last word"
+        self._emit(NoteEvent("warning", text))
 
     def noticed(self, event: MembershipEvent | NoteEvent) -> None:
         """Passes on what the crew says; who joined or left goes to the ledger too."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -48,10 +48,13 @@ class Adopted:
 class Pool(Protocol):
     """Workers by name. Calls never block longer than their time-out; an error inside a worker is raised by `gather`."""
 
-    def start(self, count: int, min_count: int, checkpoint: str | None, timeout_s: float) -> list[Member]:
+    def start(
+        self, count: int, min_count: int, checkpoint: str | None, timeout_s: float, died: Callable[[str, str], None]
+    ) -> list[Member]:
         """Has `count` workers, those included that are starting; waits until all that there is room for are set up.
 
-        Raises PoolError with fewer than `min_count`, or what kept a worker from being set up.
+        died: told about each worker whose process ended before it was set up, and why; another is asked for. Raises
+        PoolError with fewer than `min_count`, what kept a worker from being set up, and what `died` raises.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -36,6 +36,7 @@ class RayPool:
         self._node: dict[str, str] = {}
         self._starting: dict[Any, str] = {}
         self._failed: dict[str, str] = {}
+        self._dead: set[str] = set()  # of those that failed
         self._count = 0
         self._drains = Drains()
         keep = {"namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
@@ -54,14 +55,19 @@ class RayPool:
         self._hearts.watch(RENDEZVOUS)
         self._hearts.start()
 
-    def start(self, count: int, min_count: int, checkpoint: str | None, timeout_s: float) -> list[Member]:
+    def start(
+        self, count: int, min_count: int, checkpoint: str | None, timeout_s: float, died: Callable[[str, str], None]
+    ) -> list[Member]:
         for _ in range(count - len(self._starting)):
             self.request(checkpoint)
         end, members = time.monotonic() + timeout_s, list[Member]()
         while self._starting and time.monotonic() < end:
             members += self.arrived(0.5)
             for name, reason in self.failed().items():
-                raise PoolError(f"{name} could not be set up: {reason}")
+                if name not in self._dead:
+                    raise PoolError(f"{name} could not be set up: {reason}")
+                died(name, reason)
+                self.request(checkpoint)
             if len(members) >= max(min_count, min(count, self._places())):
                 break
         if len(members) < min_count:
@@ -135,6 +141,8 @@ class RayPool:
             except (RayActorError, ZelligeError) as fault:
                 self.remove(name)
                 self._failed[name] = str(fault).splitlines()[0]
+                if isinstance(fault, RayActorError):
+                    self._dead.add(name)
         return members
 
     def failed(self) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """How long a run stands still when something breaks, on several Ray nodes of this machine, and what it loses.
 
-Stall: from the blow to the start of the step that is run again, with the same worker processes; for a worker that joins
-or leaves between two steps, from the commit of one to the start of the next. Partial work that was thrown away is told
-apart (`lost_s`). The same model, batch and events under Ray Train's elastic mode are timed beside it, in the same run,
-by `benchmarks/recovery_ray_train.py`, unless --no-ray-train.
+Stall: from the blow to the start of the first step that the run begins after it knows of the blow, with the same worker
+processes; for a worker that joins or leaves between two steps, from the commit of one to the start of the next. Partial
+work that was thrown away is told apart (`lost_s`). The same model, batch and events under Ray Train's elastic mode are
+timed beside it, in the same run, by `benchmarks/recovery_ray_train.py`, unless --no-ray-train.
 """
 
 from __future__ import annotations
@@ -145,8 +145,11 @@ def measure(folder: Path, num_events: int) -> dict[str, Any]:
 
 
 def _medians(rows: list[dict[str, Any]]) -> dict[str, float]:
-    kinds = dict.fromkeys(r["kind"] for r in rows)
-    return {k: statistics.median(r["stall_s"] for r in rows if r["kind"] == k and r["stall_s"]) for k in kinds}
+    each: dict[str, list[float]] = {}
+    for row in rows:
+        if row["stall_s"] is not None:
+            each.setdefault(row["kind"], []).append(row["stall_s"])
+    return {kind: statistics.median(stalls) for kind, stalls in each.items()}
 
 
 def _baseline(args: argparse.Namespace) -> dict[str, Any]:

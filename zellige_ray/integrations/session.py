@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from zellige_ray.attention.agreement import agree
 from zellige_ray.attention.comm import Comm
 from zellige_ray.attention.engine import AttentionEngine
 from zellige_ray.attention.layout import compile_layout
@@ -32,7 +33,6 @@ from zellige_ray.placement import Cluster, CostModel, load_hardware, make_plan
 from zellige_ray.placement import Sequence as Lengths
 from zellige_ray.training.batch import Loader
 from zellige_ray.training.reduction import GradientReducer
-from zellige_ray.training.runner import check_same_plan
 
 HARDWARE = {"cpu": "cpu", "cuda": "h200-8"}
 
@@ -260,7 +260,7 @@ class Session:
         cost = CostModel(hardware, model.preset)
         lengths = [Lengths(m.id, spec.tokens(m.latent_shape), m.text_tokens, m.weight) for m in samples.metas]
         plan = make_plan(lengths, _cluster(verdict.seats), cost, settings.policy, epoch=verdict.epoch)
-        check_same_plan(plan, self._comm, self._device)
+        agree(self._comm, plan.hash)
         text_dim = samples.read_text(samples.metas[0]).shape[1] if samples.metas else 0
         loader = Loader(
             cast(LatentCache, samples), text_dim, model.adapter, spec, settings.loss, settings.seed, model.dtype,

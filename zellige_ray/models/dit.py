@@ -69,7 +69,7 @@ class ReferenceDiT(nn.Module):
         for block in self.blocks:
             x_1TD = block(x_1TD, text_LD, time_RD, index, rotation_THH, attend, cross)
         shift, scale = _modulation(self.modulation_out(time_RD), 2, index)
-        out: Tensor = self.patch_out((self.norm_out(x_1TD) * (1 + scale) + shift)[0])
+        out: Tensor = self.patch_out((self.norm_out(x_1TD) * (1 + scale) + shift).squeeze(0))
         return out
 
 
@@ -103,10 +103,14 @@ class _Block(nn.Module):
         cross: Attend,
     ) -> Tensor:
         shift1, scale1, gate1, shift3, scale3, gate3 = _modulation(self.modulation(time_RD), 6, index)
-        q, k, v = self.qkv((self.norm1(x_1TD) * (1 + scale1) + shift1)[0]).unflatten(-1, (3, self.heads, -1)).unbind(1)
+        q, k, v = (
+            self.qkv((self.norm1(x_1TD) * (1 + scale1) + shift1).squeeze(0))
+            .unflatten(-1, (3, self.heads, -1))
+            .unbind(1)
+        )
         q, k = rotate(self.norm_q(q), rotation_THH), rotate(self.norm_k(k), rotation_THH)
         x_1TD = x_1TD + self.out(attend(q, k, v).flatten(1)).unsqueeze(0) * gate1
-        q = self.cross_q(self.norm2(x_1TD)[0]).unflatten(-1, (self.heads, -1))
+        q = self.cross_q(self.norm2(x_1TD).squeeze(0)).unflatten(-1, (self.heads, -1))
         k, v = self.cross_kv(text_LD).unflatten(-1, (2, self.heads, -1)).unbind(1)
         x_1TD = x_1TD + self.cross_out(cross(q, k, v).flatten(1)).unsqueeze(0)
         hidden = self.mlp_in(self.norm3(x_1TD) * (1 + scale3) + shift3)

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from zellige_ray.config import ModelConfig
-from zellige_ray.models.bound import Bound
-from zellige_ray.models.family import Family, require, rope_axes
+from zellige_ray.models.family import require, rope_axes
+from zellige_ray.models.flux_family import FluxFamily
 from zellige_ray.models.stream import Stream, per_row
 
 
-class FluxAdapter(Family):
-    """`layers` double blocks and as many single ones; pooled vectors are zeros where the batch has none."""
+class FluxAdapter(FluxFamily):
+    """Pooled vectors are zeros where the batch has none."""
 
     name = "flux"
+    conditioning = "time_text_embed"
 
     def create(self, config: ModelConfig, text_dim: int) -> nn.Module:
         from diffusers import FluxTransformer2DModel
@@ -24,25 +25,11 @@ class FluxAdapter(Family):
         require(config, mlp_ratio=4.0)
         make: Any = FluxTransformer2DModel
         module: nn.Module = make(
-            in_channels=self.spec.patch_values,
-            num_layers=config.layers,
-            num_single_layers=config.layers,
-            attention_head_dim=config.head_dim,
-            num_attention_heads=config.heads,
-            joint_attention_dim=text_dim,
+            **self.sizes(config, text_dim),
             pooled_projection_dim=text_dim,
             axes_dims_rope=rope_axes(config.head_dim),
         )
         return module
-
-    def blocks(self, module: Any) -> list[nn.Module]:
-        return [*module.transformer_blocks, *module.single_transformer_blocks]
-
-    def hook(self, module: Any, bound: Bound) -> None:
-        bound.rows_from(module.time_text_embed)
-        for i, block in enumerate(self.blocks(module)):
-            attention: Any = block.attn
-            bound.catch_joint_attention(attention, f"flux.blocks.{i}.attn")
 
     def run(self, module: Any, stream: Stream) -> Tensor:
         tokens, text = stream.tokens_TCphw, stream.captions.text_SD
@@ -58,7 +45,7 @@ class FluxAdapter(Family):
             guidance=guidance_R,
             return_dict=False,
         )[0]
-        return out[0].view_as(tokens)
+        return out.view_as(tokens)
 
 
 adapter = FluxAdapter()

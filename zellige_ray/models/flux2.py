@@ -8,15 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from zellige_ray.config import ModelConfig
-from zellige_ray.models.bound import Bound
-from zellige_ray.models.family import Family, require
+from zellige_ray.models.family import require
+from zellige_ray.models.flux_family import FluxFamily
 from zellige_ray.models.stream import Stream
 
 
-class Flux2Adapter(Family):
-    """`layers` double blocks and as many single ones. Ids: (frame, row, column, 0), (0, 0, 0, caption place)."""
+class Flux2Adapter(FluxFamily):
+    """Ids: (frame, row, column, 0), (0, 0, 0, caption place)."""
 
     name = "flux2"
+    conditioning = "time_guidance_embed"
 
     def create(self, config: ModelConfig, text_dim: int) -> nn.Module:
         from diffusers import Flux2Transformer2DModel
@@ -24,26 +25,12 @@ class Flux2Adapter(Family):
         require(config, head_multiple=8)
         make: Any = Flux2Transformer2DModel
         module: nn.Module = make(
-            in_channels=self.spec.patch_values,
-            num_layers=config.layers,
-            num_single_layers=config.layers,
-            attention_head_dim=config.head_dim,
-            num_attention_heads=config.heads,
-            joint_attention_dim=text_dim,
+            **self.sizes(config, text_dim),
             mlp_ratio=config.mlp_ratio,
             axes_dims_rope=(config.head_dim // 4,) * 4,
             guidance_embeds=False,
         )
         return module
-
-    def blocks(self, module: Any) -> list[nn.Module]:
-        return [*module.transformer_blocks, *module.single_transformer_blocks]
-
-    def hook(self, module: Any, bound: Bound) -> None:
-        bound.rows_from(module.time_guidance_embed)
-        for i, block in enumerate(self.blocks(module)):
-            attention: Any = block.attn
-            bound.catch_joint_attention(attention, f"flux2.blocks.{i}.attn")
 
     def run(self, module: Any, stream: Stream) -> Tensor:
         tokens, joint = stream.tokens_TCphw, stream.captions
@@ -58,7 +45,7 @@ class Flux2Adapter(Family):
             guidance=guidance_R,
             return_dict=False,
         )[0]
-        return out[0].view_as(tokens)
+        return out.view_as(tokens)
 
 
 adapter = Flux2Adapter()

@@ -53,7 +53,7 @@ class LtxAdapter(Family):
             video_coords=(stream.positions_T3 * strides).T.unsqueeze(0),
             return_dict=False,
         )[0]
-        return out[0].view_as(tokens)
+        return out.view_as(tokens)
 
 
 adapter = LtxAdapter()

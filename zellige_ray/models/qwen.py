@@ -64,7 +64,7 @@ class QwenAdapter(Family):
             img_shapes=[(1, 1, tokens.shape[0])],
             return_dict=False,
         )[0]
-        return out[0].view_as(tokens)
+        return out.view_as(tokens)
 
 
 def _rotary(embed: Any, stream: Stream) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,7 @@ class _Catch(TorchFunctionMode):
             raise EngineError(f"{self.name}: scale {scale} is not 1 / sqrt({query.shape[-1]})")
         if query.shape[0] != 1:
             raise EngineError(f"{self.name}: a packed stream has batch size 1, got {query.shape[0]}")
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # a select would be zeros in backward
         return self.attend(q, k, v).transpose(0, 1).unsqueeze(0)
 
 

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from zellige_ray.attention.agreement import agree
 from zellige_ray.attention.comm import Comm
 from zellige_ray.attention.engine import AttentionEngine
 from zellige_ray.attention.layout import RankLayout, compile_layout
 from zellige_ray.config import EngineConfig, LossConfig
 from zellige_ray.data.index import SampleMeta
-from zellige_ray.errors import EngineError
 from zellige_ray.models.adapter import BoundModel
 from zellige_ray.placement.plan import Plan
 from zellige_ray.training.batch import Loader, Share
@@ -63,7 +63,7 @@ class Runner:
 
         Raises CommError or Regroup when a peer is lost; EngineError when ranks hold different plans.
         """
-        check_same_plan(plan, comm, self.loader.device)
+        agree(comm, plan.hash)
         self.state.layout.zero()
         weights = self.loader.weights(samples)
         start = time.perf_counter()
@@ -92,7 +92,7 @@ class Runner:
 
         Timesteps are spread over the quantiles of the training distribution, so that few samples give a steady figure.
         """
-        check_same_plan(plan, comm, self.loader.device)
+        agree(comm, plan.hash)
         weights, total = self.loader.weights(samples), 0.0
         with self.state.layout.running(comm):
             for draw in range(draws):
@@ -106,7 +106,7 @@ class Runner:
     @torch.no_grad()
     def denoise(self, plan: Plan, samples: Sequence[SampleMeta], comm: Comm | None, steps: int) -> list[Denoised]:
         """Euler steps from noise to latents with the EMA weights, all ranks together; this rank's tokens of samples."""
-        check_same_plan(plan, comm, self.loader.device)
+        agree(comm, plan.hash)
         weights = self.loader.weights(samples)
         self.state.swap_ema()
         try:
@@ -159,17 +159,6 @@ class Runner:
             return value
         total = torch.tensor([value], dtype=torch.float64, device=self.loader.device)
         return float(comm.all_reduce(total).wait())
-
-
-def check_same_plan(plan: Plan, comm: Comm | None, device: torch.device) -> None:
-    """Raises EngineError, on all ranks, unless every rank holds the plan with the same hash."""
-    if comm is None or comm.size == 1:
-        return
-    mine = int(plan.hash[:15], 16)
-    ends = torch.tensor([mine, -mine], dtype=torch.int64, device=device)
-    highest, lowest = comm.all_reduce(ends, op="max").wait().tolist()
-    if highest != mine or -lowest != mine:
-        raise EngineError(f"ranks hold different plans: rank {comm.rank} has {plan.hash[:15]}, another {highest:015x}")
 
 
 def _spread(samples: Sequence[SampleMeta], draw: int, loss: LossConfig) -> Callable[[str], float]:
