@@ -145,7 +145,7 @@ def test_nothing_is_left_of_a_bench_that_is_interrupted_or_killed(end: signal.Si
 def test_a_worker_that_dies_ends_the_trial_by_name(tmp_path: Path) -> None:
     cache = write_mini_latents(tmp_path / "latents", fraction=8)
     with ProcessPool(config(), cache.folder, tmp_path, linked=False) as pool:
-        members = pool.start(2, 2, None, 60.0)
+        members = pool.start(2, 2, None, 60.0, lambda worker, reason: None)
         os.kill(members[1].pid, signal.SIGKILL)
         gathered = pool.gather(pool.submit("sent_bytes", {m.worker: () for m in members}), 20.0)
         assert list(gathered.lost) == ["worker-1"]

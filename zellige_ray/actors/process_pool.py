@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,9 @@ class ProcessPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, count: int, min_count: int, checkpoint: str | None, timeout_s: float) -> list[Member]:
+    def start(
+        self, count: int, min_count: int, checkpoint: str | None, timeout_s: float, died: Callable[[str, str], None]
+    ) -> list[Member]:
         names = [f"worker-{i}" for i in range(count)]
         for name in names:
             self._spawn(name)
