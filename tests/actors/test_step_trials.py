@@ -86,7 +86,7 @@ def test_batches_are_mixed_idle_under_dp_and_the_same_for_a_seed(tmp_path: Path)
 def test_processes_over_loopback_send_the_bytes_of_the_layout_and_share_equal_plans() -> None:
     with step_trials(config(), linked=False, fraction=4) as (trials, index):
         batches = draw_batches(index, config(), 1, idle=0.0)
-        planner = trials.planner()
+        planner = trials.planner(batches)
         plans = {name: trials.plans(planner, batches, name) for name in ("dp", "cp", "zellige", "bags:g2n1")}
         turns = trials.interleaved(batches, plans, repeats=1)
     steps = {name: turn[0][0] for name, turn in turns.items()}
@@ -140,6 +140,7 @@ def test_nothing_is_left_of_a_bench_that_is_interrupted_or_killed(end: signal.Si
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(240)
 def test_a_worker_that_dies_ends_the_trial_by_name(tmp_path: Path) -> None:

@@ -81,10 +81,24 @@ class StepTrials:
             raise PoolError("there is no link whose rate could be set: the ranks talk over loopback")
         self._pool.link.set_rate(mbit_s)
 
-    def planner(self) -> Planner:
-        """A planner that counts with what the workers measure now, link included."""
+    def planner(self, batches: Sequence[Batch]) -> Planner:
+        """A planner that counts with what the workers measure now, link included.
+
+        Speeds are corrected by a step of each batch, as in a run: a rank that something slowed while it was measured
+        is not slow.
+        """
         hardware, speeds = find_rates(None, None, self._crew)
+        epoch, first = self._crew.epoch, Planner(self._spec, self._model, hardware, speeds, "zellige")
+        for batch in batches:
+            planned = first.plan(batch, epoch)
+            assert planned.plan.predicted is not None
+            times = self.step(planned.plan, batch).times
+            speeds.see(epoch.workers, planned.speeds, planned.plan.predicted.ranks, times)
         return Planner(self._spec, self._model, hardware, speeds, "zellige")
+
+    def speeds(self, planner: Planner) -> list[float]:
+        """Relative speed of each rank, as the planner sees it."""
+        return [planner.speeds.of(worker) for worker in self._crew.epoch.workers]
 
     def plans(self, planner: Planner, batches: Sequence[Batch], policy: str) -> tuple[Plan, ...]:
         """The plan of each batch."""

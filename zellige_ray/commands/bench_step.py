@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for rate in rates if not why_not else [None]:
             found = rate == FIND
             if found:
-                everywhere = trials.plans(trials.planner(), batches, EVERYWHERE)
+                everywhere = trials.plans(trials.planner(batches), batches, EVERYWHERE)
                 mbit_s = trials.find_rate(batches, everywhere, FIND_SHARE)
             elif rate is not None:
                 mbit_s = float(rate)
@@ -156,7 +156,7 @@ def _config(seed: int) -> RunConfig:
 def _at_rate(
     trials: StepTrials, batches: Sequence[Batch], policies: Sequence[str], repeats: int, mbit_s: float | None
 ) -> dict[str, Any]:
-    planner = trials.planner()
+    planner = trials.planner(batches)
     specs = trials.static_specs()
     names = list(dict.fromkeys([*(p for p in policies if p != STATIC), *specs]))
     plans = {name: trials.plans(planner, batches, name) for name in names}
@@ -181,7 +181,7 @@ def _at_rate(
         "exchange_share_bags": shares[EVERYWHERE],
         "static_step_s": {n: step_s[n] for n in specs},
         "dp_idle_share": _typical(steps[specs[0]], lambda step: step.idle_share),
-        "measured_rates": _rates(planner),
+        "measured_rates": {**_rates(planner), "speeds": trials.speeds(planner)},
         "phases": {p: _phases(steps[n], plans[n]) for p, n in shown.items()},
     }
 
