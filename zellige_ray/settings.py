@@ -156,15 +156,35 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerConfig(Section):
     """AdamW, warm-up, clipping, EMA."""
 
+    name: Literal["adamw"] = Field("adamw", description="A key of `zellige_ray.training.optimizers.optimizers`.")
     lr: PositiveFloat = Field(1e-3, description="Learning rate after the warm-up.")
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False, description="AdamW's decay of both moments.")
     weight_decay: float = Field(0.01, ge=0, description="AdamW's decoupled weight decay.")
     warmup_steps: int = Field(5, ge=0, description="Steps of linear warm-up.")
-    schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="After the warm-up; `cosine` falls to a tenth at the last step."
+    schedule: Literal["constant", "cosine", "linear", "stable"] = Field(
+        "constant", description="After the warm-up, to the last step; `stable` is constant and falls in the last fifth."
+    )
+    final_lr: float | None = Field(
+        None, ge=0, le=1, description="Share of `lr` that a falling schedule leaves at the last step; null: a tenth."
     )
     clip_norm: PositiveFloat | None = Field(1.0, description="Clip by the true global norm; null: never.")
     ema_decay: float = Field(0.99, ge=0, lt=1, description="0: no EMA.")
+    fused: bool = Field(False, description="Apply a step by one kernel per device instead of a few per operation.")
+    offload: bool = Field(False, description="Keep the moments in host memory and apply steps there; for GPUs only.")
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> OptimizerConfig:
+        if self.schedule == "constant" and self.final_lr is not None:
+            raise ValueError(
+                f"optimizer.final_lr is {self.final_lr:g}, which optimizer.schedule constant never comes to: choose a "
+                "falling schedule, or set it to null"
+            )
+        if self.offload and self.fused:
+            raise ValueError(
+                "optimizer.offload applies steps on the CPU, optimizer.fused asks for a kernel of the GPU: set one to "
+                "false"
+            )
+        return self
 
 
 class LossConfig(Section):
@@ -186,7 +206,9 @@ class EngineConfig(Section):
         "auto",
         description="`p2p`: between neighbours. `group`: all-to-all in each component. `world`: all-to-all of all.",
     )
-    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="What the model computes in.")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field(
+        "float32", description="What the model computes in; in `bfloat16` weights and optimizer stay float32."
+    )
     deterministic: bool = Field(True, description="Only kernels whose result does not depend on timing.")
 
     @model_validator(mode="after")

@@ -239,8 +239,9 @@ def _tells(event: Event, happening: Happening) -> bool:
     """Is this how the run says that it knows?"""
     if happening.worker == DRIVER:
         return isinstance(event, NoteEvent) and RESTARTED in event.text
-    left = isinstance(event, MembershipEvent) and event.change == "left"
-    return left and happening.worker in ("", event.worker)
+    if not isinstance(event, MembershipEvent):
+        return False
+    return event.change == "left" and happening.worker in ("", event.worker)
 
 
 def boundary_stalls(events: list[tuple[float, Event]], change: str) -> list[float]:

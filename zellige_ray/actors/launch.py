@@ -42,10 +42,13 @@ def train(config: RunConfig, on_event: Callable[[Event], None]) -> dict[str, Any
     before the first step at once; SIGINT then raises KeyboardInterrupt. Raises ZelligeError by name; bad input before
     any worker or folder is made.
     """
+    from zellige_ray.training.optimizers import check_device
+
     prepared = check(config, on_event)
     with ray_session(prepared.config, lambda text: on_event(NoteEvent("warning", text))) as (resolved, use_gpu):
         prepared = replace(prepared, config=resolved)
         check_policy(prepared)
+        check_device(resolved.optimizer, "cuda" if use_gpu else "cpu")
         write_folder(prepared)
         stopped = True
         try:

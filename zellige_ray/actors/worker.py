@@ -40,7 +40,7 @@ from zellige_ray.training.previews import Previews
 from zellige_ray.training.runner import Runner
 from zellige_ray.training.state import TrainState
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}  # of weights and optimizer
 
 
 class Worker:

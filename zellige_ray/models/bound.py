@@ -87,6 +87,17 @@ class Bound:
         """What this module returns, per row, becomes Rows; other outputs pass."""
         module.register_forward_hook(lambda _module, _args, out: self._as_rows(out))
 
+    def keep_timesteps(self, module: nn.Module, scale: float = 1.0) -> None:
+        """This module's first argument is the timestep, times `scale`, as exact as it was packed.
+
+        For models that round it to the type of their tokens, where 777 of 1000 is 776 in bfloat16.
+        """
+
+        def exact(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (self.stream.timestep_R * scale, *args[1:])
+
+        module.register_forward_pre_hook(exact)
+
     def _as_rows(self, out: Any) -> Any:
         if isinstance(out, tuple):
             return tuple(self._as_rows(x) for x in out)

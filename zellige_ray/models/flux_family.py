@@ -8,7 +8,7 @@ from torch import nn
 
 from zellige_ray.config import ModelConfig
 from zellige_ray.models.bound import Bound
-from zellige_ray.models.family import Family
+from zellige_ray.models.family import NUM_TIMESTEPS, Family
 
 
 class FluxFamily(Family):
@@ -31,7 +31,9 @@ class FluxFamily(Family):
         return [*module.transformer_blocks, *module.single_transformer_blocks]
 
     def hook(self, module: Any, bound: Bound) -> None:
-        bound.rows_from(getattr(module, self.conditioning))
+        conditioning = getattr(module, self.conditioning)
+        bound.keep_timesteps(conditioning, NUM_TIMESTEPS)
+        bound.rows_from(conditioning)
         for i, block in enumerate(self.blocks(module)):
             attention: Any = block.attn
             bound.catch_joint_attention(attention, f"{self.name}.blocks.{i}.attn")

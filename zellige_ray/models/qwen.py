@@ -49,6 +49,7 @@ class QwenAdapter(Family):
             raise ModelError(
                 "of QwenImage, only the plain text-to-image model is supported, not its edit and layer variants"
             )
+        bound.keep_timesteps(module.time_text_embed)
         bound.rows_from(module.time_text_embed)
         module.pos_embed.forward = lambda *_args, **_kwargs: _rotary(module.pos_embed, bound.stream)
         for i, block in enumerate(module.transformer_blocks):

@@ -43,7 +43,7 @@ def compute(runner: Runner, spec: ModelSpec, config: RunConfig) -> tuple[float, 
         runner.state.layout.zero()
         engine.clock.reset()
         start = _now(runner)
-        runner.bound(packed, engine).square().mean().backward()  # type: ignore[no-untyped-call]
+        runner.predict(packed, engine).square().mean().backward()  # type: ignore[no-untyped-call]
         seconds = _now(runner) - start
         attention_s = engine.clock.read().attention_s
         best_attention = min(best_attention, attention_s)

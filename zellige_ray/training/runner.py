@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -19,7 +20,7 @@ from zellige_ray.attention.engine import AttentionEngine
 from zellige_ray.attention.layout import RankLayout, compile_layout
 from zellige_ray.config import EngineConfig, LossConfig
 from zellige_ray.data.index import SampleMeta
-from zellige_ray.models.adapter import BoundModel
+from zellige_ray.models.adapter import BoundModel, Packed
 from zellige_ray.placement.plan import Plan
 from zellige_ray.training.batch import Loader, Share
 from zellige_ray.training.loss import flow_matching_loss
@@ -72,7 +73,7 @@ class Runner:
             for layout, metas in self._rounds(plan, samples, comm):
                 engine = self.attention(layout, comm)
                 share = self.loader.share(layout, metas, pass_, weights)
-                local = flow_matching_loss(self.bound(share.packed, engine), share.target_TCphw, share.weight_T)
+                local = flow_matching_loss(self.predict(share.packed, engine), share.target_TCphw, share.weight_T)
                 local.backward()  # type: ignore[no-untyped-call]
                 loss += float(local.detach().double())
                 tokens += layout.num_tokens
@@ -99,7 +100,7 @@ class Runner:
                 time_of = _spread(samples, draw, self.loader.loss)
                 for layout, metas in self._rounds(plan, samples, comm):
                     share = self.loader.share(layout, metas, HELD_OUT_PASS - draw, weights, time_of)
-                    prediction = self.bound(share.packed, self.attention(layout, comm))
+                    prediction = self.predict(share.packed, self.attention(layout, comm))
                     total += float(flow_matching_loss(prediction, share.target_TCphw, share.weight_T).double())
         return self._sum(total, comm) / draws
 
@@ -125,6 +126,19 @@ class Runner:
         finally:
             self.state.swap_ema()
 
+    def predict(self, packed: Packed, engine: AttentionEngine) -> Tensor:
+        """The model's prediction in the run's precision; float32 or wider.
+
+        bfloat16: weights stay float32, and matrix products and attention take copies in bfloat16, by autocast. They are
+        not kept between uses, so that a copy is no larger than a layer; timesteps are never rounded.
+        """
+        if self.engine.dtype != "bfloat16":
+            return self.bound(packed, engine)
+        warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")  # of norms: what is meant
+        with torch.autocast(self.loader.device.type, torch.bfloat16, cache_enabled=False):
+            prediction = self.bound(packed, engine)
+        return prediction.float()
+
     def _euler(self, share: Share, engine: AttentionEngine, steps: int) -> Tensor:
         x_TCphw = share.packed.tokens_TCphw
         grid = np.linspace(1.0, 0.0, steps + 1)
@@ -133,7 +147,7 @@ class Runner:
         for now, after in itertools.pairwise(grid):
             timestep_R = torch.full_like(share.packed.timestep_R, float(now))
             packed = replace(share.packed, tokens_TCphw=x_TCphw, timestep_R=timestep_R)
-            x_TCphw = x_TCphw + float(after - now) * self.bound(packed, engine)
+            x_TCphw = x_TCphw + float(after - now) * self.predict(packed, engine)
         return x_TCphw
 
     def _rounds(

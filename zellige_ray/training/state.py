@@ -5,7 +5,6 @@ What a rank holds of it is its layout's affair. Applying a step needs nobody els
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +15,8 @@ from zellige_ray.attention.comm import Comm
 from zellige_ray.config import OptimizerConfig
 from zellige_ray.training.layouts import EMA, WEIGHT, Content, Layout, Place
 from zellige_ray.training.layouts.moving import Held, Holding, announce, move, newest
-
-FINAL_LR = 0.1  # of the full learning rate, at the end of a cosine schedule
+from zellige_ray.training.optimizers import make_optimizer, place_state
+from zellige_ray.training.schedules import lr_at
 
 
 class TrainState:
@@ -45,19 +44,11 @@ class TrainState:
         self.ema: dict[str, Tensor] = {n: p.detach().clone() for n, p in self.pieces} if config.ema_decay > 0 else {}
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        c = self.config
-        parameters = [p for _, p in self.pieces]
-        return torch.optim.AdamW(parameters, lr=c.lr, betas=c.betas, weight_decay=c.weight_decay, foreach=True)
+        return make_optimizer([p for _, p in self.pieces], self.config)
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step (counted from 1): linear warm-up, then the schedule."""
-        warmup = self.config.warmup_steps
-        if step < warmup:
-            return self.config.lr * step / warmup
-        if self.config.schedule == "constant":
-            return self.config.lr
-        done = min(1.0, (step - warmup) / max(1, self.total_steps - warmup))
-        return self.config.lr * (FINAL_LR + (1 - FINAL_LR) * (1 + math.cos(math.pi * done)) / 2)
+        """Learning rate of a step, counted from 1."""
+        return lr_at(self.config, step, self.total_steps)
 
     def apply(self, step: int, update: bool = True) -> None:
         """Applies the reduced gradients as step `step`; does nothing when that step was applied before.
@@ -173,7 +164,7 @@ class TrainState:
             states = [self.optimizer.state.get(found[n], {}) for n in names] if unit.trained else []
             for kind, value in one.items() if unit.trained and all(states) else ():
                 if value.ndim:
-                    content.vectors[kind] = _joined([s[kind] for s in states], value)
+                    content.vectors[kind] = _joined([s[kind] for s in states], value).to(unit.device)
                 else:
                     content.counters[kind] = float(states[0][kind] if states else value)
             out.append(content)
@@ -194,7 +185,7 @@ class TrainState:
                     self.ema[e.name] = parts.pop(EMA)
                 if parts:
                     counters = {k: torch.tensor(value) for k, value in content.counters.items()}
-                    self.optimizer.state[piece] = {**counters, **parts}
+                    self.optimizer.state[piece] = place_state({**counters, **parts}, piece, self.config)
 
     def settle(
         self,
@@ -240,11 +231,12 @@ class TrainState:
         """Gives AdamW its moments before the first step, as it would itself."""
         for _, p in self.pieces:
             if p not in self.optimizer.state:
-                self.optimizer.state[p] = {
+                fresh = {
                     "step": torch.zeros(()),
                     "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
                     "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
                 }
+                self.optimizer.state[p] = place_state(fresh, p, self.config)
 
 
 def _joined(parts: Sequence[Tensor], like: Tensor) -> Tensor:
