@@ -196,6 +196,22 @@ class LossConfig(Section):
     shift: PositiveFloat = Field(1.0, description="t -> shift t / (1 + (shift - 1) t); more noise when above 1.")
 
 
+class StateConfig(Section):
+    """Who holds what of parameters, gradients, optimizer and EMA, and how many deaths that survives."""
+
+    layout: Literal["replicated", "fsdp", "hsdp"] = Field(
+        "replicated",
+        description="Every rank holds everything; or all ranks share one copy; or the ranks of each node share one.",
+    )
+    redundancy: Literal[1, 2] = Field(
+        2,
+        description="2: what a rank alone holds is copied to another's memory, on another node if there is one.",
+    )
+    every: PositiveInt = Field(
+        10, description="Steps between these copies; at most so many are replayed after a death."
+    )
+
+
 class EngineConfig(Section):
     """How attention is computed and how ranks exchange its operands."""
 
@@ -303,6 +319,7 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
+    state: StateConfig = StateConfig()
     engine: EngineConfig = EngineConfig()
     workers: WorkersConfig = WorkersConfig()
     placement: PlacementConfig = PlacementConfig()

@@ -213,7 +213,7 @@ class FakePool:
     def _render(self, worker: FakeWorker, folder: str, sample: Any, parts: Any) -> str:
         return f"{sample.id}.png"
 
-    def _save(self, worker: FakeWorker, folder: str, decided: Decision) -> Saving:
+    def _save(self, worker: FakeWorker, folder: str, decided: Decision, writers: int) -> Saving:
         worker.apply(decided)
         (Path(folder) / "state").write_text(str(worker.step), encoding="utf-8")
         (Path(folder) / ".metadata").touch()

@@ -22,7 +22,10 @@ class Killed(BaseException):
 
 
 class LocalPool:
-    """See `Pool`. kill: called with (worker, method, its nth call) before it runs; True kills it there."""
+    """See `Pool`. kill: called with (worker, method, its nth call) before it runs; True kills it there.
+
+    node_of: where the nth worker runs. draining: what `leaving` says.
+    """
 
     def __init__(
         self,
@@ -30,8 +33,11 @@ class LocalPool:
         cache_folder: str,
         kill: Callable[[str, str, int], bool] = lambda w, m, n: False,
         spares: int = 0,
+        node_of: Callable[[int], str] = lambda number: "node",
     ) -> None:
         self._config, self._cache_folder, self._kill, self.spares = config, cache_folder, kill, spares
+        self._node_of = node_of
+        self.draining: dict[str, str] = {}
         self._stores: dict[int, Any] = {}
         self._calls: dict[tuple[str, str], int] = {}
         self._count = self._asked = 0
@@ -39,8 +45,8 @@ class LocalPool:
         self._lanes: dict[str, futures.ThreadPoolExecutor] = {}
 
     def _spawn(self, checkpoint: str | None) -> Member:
-        name, self._count = f"worker-{self._count}", self._count + 1
-        worker = Worker(name, "node", self._config, self._cache_folder, lambda store: store)
+        name, node, self._count = f"worker-{self._count}", self._node_of(self._count), self._count + 1
+        worker = Worker(name, node, self._config, self._cache_folder, lambda store: store)
         self.workers[name] = worker
         self._lanes[name] = futures.ThreadPoolExecutor(1, thread_name_prefix=name)
         return self._lanes[name].submit(worker.setup, checkpoint).result(timeout=60)
@@ -60,7 +66,7 @@ class LocalPool:
         return {}
 
     def leaving(self) -> dict[str, str]:
-        return {}
+        return dict(self.draining)
 
     def room(self) -> str:
         return "free now: nothing"

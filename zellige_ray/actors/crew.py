@@ -35,9 +35,13 @@ class Crew:
         notice: Notice,
         formed: Callable[[Epoch], None],
         stopping: Callable[[], bool] = lambda: False,
+        parts: bool = False,
     ) -> None:
-        """stopping: nobody wants the run to go on, so that it need not wait for workers."""
-        self.replans, self._stopping = 0, stopping
+        """stopping: nobody wants the run to go on, so that it need not wait for workers.
+
+        parts: a worker may hold what nobody else does, and hands it over before it leaves.
+        """
+        self.replans, self._stopping, self._parts = 0, stopping, parts
         self._pool, self._settings, self._decided, self._notice = pool, settings, decided, notice
         self._membership = Membership(pool, settings, self._left, self._wait_for, formed)
         self._gone: list[tuple[str, str]] = []
@@ -138,9 +142,9 @@ class Crew:
             self._regroup(method, call, gathered, start, 0)
         raise PoolError(f"{method} failed on {MAX_ATTEMPTS} workers in a row: {gathered.why()}")
 
-    def ask(self, worker: str, method: str, timeout_s: float) -> Any | None:
+    def ask(self, worker: str, method: str, timeout_s: float, args: Sequence[Any] = ()) -> Any | None:
         """Asks a worker that may be gone by now; None when it is."""
-        gathered = self._pool.gather(self._pool.submit(method, {worker: ()}), timeout_s)
+        gathered = self._pool.gather(self._pool.submit(method, {worker: args}), timeout_s)
         return gathered.replies[worker].value if worker in gathered.replies else None
 
     def between_steps(self) -> bool:
@@ -170,7 +174,11 @@ class Crew:
     def _exchange(self, stay: list[Member], arrived: list[Member], leaving: Mapping[str, str]) -> None:
         start = time.monotonic()
         try:
-            self._membership.form(stay, self._decided(), arrived)
+            if leaving and self._parts:
+                gone = [m for m in self.epoch.members if m.worker in leaving]
+                self._membership.hand_over(stay, self._decided(), arrived, gone)
+            else:
+                self._membership.form(stay, self._decided(), arrived)
             for worker, reason in leaving.items():
                 self._pool.remove(worker)
                 self._left(worker, reason)

@@ -6,9 +6,11 @@ before it is committed to the ledger, and it is in the ledger before any worker 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from zellige_ray.actors.commit import CommitRule, decide_again
 from zellige_ray.actors.crew import CorruptSamples, Crew
 from zellige_ray.actors.dispatch import Dispatch
 from zellige_ray.actors.journal import Journal
-from zellige_ray.actors.membership import StateLost
+from zellige_ray.actors.membership import Rewound, StateLost
 from zellige_ray.actors.memory import Memory, read_hardware, write_hardware, write_members
 from zellige_ray.actors.messages import Decision, Epoch, Member, Vote
 from zellige_ray.actors.planning import Planned, Planner
@@ -35,6 +37,7 @@ from zellige_ray.errors import CheckpointError, DataError, PoolError, ZelligeErr
 from zellige_ray.models.specs import get_spec
 from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent
 from zellige_ray.placement import HardwareProfile
+from zellige_ray.placement.hardware import State
 from zellige_ray.training import checkpoint_files
 from zellige_ray.training.checkpoint_files import Position
 from zellige_ray.words import counted
@@ -74,13 +77,19 @@ class Driver:
         self._rule = CommitRule(Decision(start.step))
         self._journal = Journal(folder, train, config, self.tokens, emit)
         self._crew = Crew(
-            pool, config.workers, lambda: self._rule.decided, self._journal.noticed, self._formed, self._stopping.is_set
+            pool,
+            config.workers,
+            lambda: self._rule.decided,
+            self._journal.noticed,
+            self._formed,
+            self._stopping.is_set,
+            parts=config.state.layout != "replicated",
         )
         self._journal.follow(lambda: (self.step, self._position.pass_, self._crew.epoch))
         self._dispatch = Dispatch(self._crew, self._batches, self._journal, self._rule)
         newest = checkpoint_files.newest(folder) if memory is not None else None
         saved = checkpoint_files.read_position(newest).step if newest is not None else start.step
-        self._saver = Saver(folder, config.checkpoint.keep, saved, emit)
+        self._saver = Saver(folder, config.checkpoint.keep, saved, emit, config.state.layout)
         self._asides = Asides(config, folder, train, held_out, self.tokens, self._dispatch, self._crew, self._journal)
         self._position = start.sampler
         self._retreat = Retreat(folder)
@@ -159,7 +168,7 @@ class Driver:
                 self._say_again(epoch, votes, last)
         holders, behind = ([adopted.standings[w].member for w in ws] for ws in (again.holders, again.behind))
         if holders:
-            self._crew.take_over(holders, behind)
+            self._survives(lambda: self._crew.take_over(holders, behind))
         elif not memory.members:  # it had formed no epoch yet
             self._crew.restart(self._start.checkpoint, behind)
         else:
@@ -185,16 +194,19 @@ class Driver:
     def _make_planner(self, known: HardwareProfile | None) -> None:
         model = self._spec.preset(self._config.model, DTYPE_BYTES[self._config.engine.dtype])
         self._emit(PhaseEvent("profile", 0, 1))
-        while True:
-            try:
-                hardware, self._speeds = find_rates(self._config.placement.hardware, known, self._crew)
-                break
-            except StateLost as fault:
-                self._go_back(fault.others)
+        while not self._survives(lambda: self._find_rates(known)):
+            pass
+        hardware = self._hardware
         write_hardware(self._folder, hardware)
         self._dispatch.planner = Planner(self._spec, model, hardware, self._speeds, self._config.placement.policy)
         self._emit(PhaseEvent("profile", 1, 1))
         self._emit(NoteEvent("info", f"{counted(self._crew.epoch.size, 'rank')}; {describe(hardware)}"))
+
+    def _find_rates(self, known: HardwareProfile | None) -> None:
+        named = self._config.placement.hardware
+        hardware, self._speeds = find_rates(named, known, self._crew)
+        state: State = "replicated" if self._config.state.layout == "replicated" else "fsdp"
+        self._hardware = hardware if named is not None else replace(hardware, state=state)
 
     def _go_back(self, ready: Sequence[Member] = ()) -> None:
         """Nobody holds the state any more: on from the newest complete checkpoint; the ledger says what is replayed."""
@@ -202,16 +214,39 @@ class Driver:
             place = self._retreat.place(self.step)
             for text in checkpoint_files.damages(self._folder):
                 self._emit(NoteEvent("warning", text))
-            text = f"all workers died: {counted(self.step - place.step, 'step')} to be replayed from {place.name}"
-            self._rule.rewind(Decision(place.step))
-            self._position = place.sampler
-            self._journal.rewound(place.step, text)
-            self._emit(NoteEvent("warning", text))
+            why = "a part of the state was lost with its copies" if ready else "all workers died"
+            text = f"{why}: {counted(self.step - place.step, 'step')} to be replayed from {place.name}"
+            self._rewind(place.step, place.sampler, text)
             try:
                 self._crew.restart(place.checkpoint, ready)
                 return
             except StateLost as fault:
                 ready = fault.others
+
+    def _go_back_to_copies(self, step: int) -> None:
+        """All workers hold an older step by now, from each other's memory."""
+        commit = self._journal.commit_of(step)
+        sampler = self._batches.after(commit) if commit is not None else self._start.sampler
+        replayed = counted(self.step - step, "step")
+        self._rewind(step, sampler, f"workers went back to copies of step {step}: {replayed} to be replayed")
+
+    def _rewind(self, step: int, sampler: SamplerState, text: str) -> None:
+        self._rule.rewind(Decision(step))
+        self._position = sampler
+        self._journal.rewound(step, text)
+        self._emit(NoteEvent("warning", text))
+
+    def _survives(self, work: Callable[[], None]) -> bool:
+        """Does `work`; False when the state was lost under it, and the run goes on from an older one."""
+        try:
+            work()
+        except Rewound as fault:
+            self._go_back_to_copies(fault.step)
+        except StateLost as fault:
+            self._go_back(fault.others)
+        else:
+            return True
+        return False
 
     # The steps
 
@@ -222,18 +257,15 @@ class Driver:
             while not saved:
                 try:
                     if self.step < self._config.steps and not self._stopping.is_set():
-                        self._one_step()
-                        self._between_steps()
+                        self._survives(self._one_step)
                     else:
-                        self._save(last=True)
-                        saved = True
-                except StateLost as fault:
-                    self._go_back(fault.others)
+                        saved = self._survives(lambda: self._save(last=True))
                 except CorruptSamples:
                     continue  # set aside, with nothing left of their batch
         except PoolError as fault:
             if self._crew.epoch.size and not isinstance(fault, StateLost):
-                self._save(last=True)  # too few are left to go on, but one holds the state
+                with contextlib.suppress(CheckpointError):  # it has said why
+                    self._save(last=True)  # too few are left to go on, but they hold the state
             raise
 
     def _one_step(self) -> None:
@@ -248,6 +280,7 @@ class Driver:
         planned, replies, samples = self._dispatch.run("step", samples, pass_, meanwhile=plan_ahead, judge=self._judge)
         votes = [replies[w].value for w in self._crew.epoch.workers]
         self._commit(self._crew.epoch, planned, votes, samples, after, time.perf_counter() - start)
+        self._between_steps()
 
     def _judge(self, epoch: Epoch, gathered: Gathered) -> bool:
         """Puts what came of a step to the vote."""
@@ -289,8 +322,8 @@ class Driver:
     def _compare(self) -> None:
         try:
             self._asides.compare()
-        except StateLost:
-            self._emit(NoteEvent("warning", "all workers died while policies were compared: there is no comparison"))
+        except (Rewound, StateLost):
+            self._emit(NoteEvent("warning", "the state was lost while policies were compared: there is no comparison"))
 
     def _check_finite(self, finite: bool, samples: Sequence[SampleMeta]) -> None:
         self._skipped = 0 if finite else self._skipped + 1

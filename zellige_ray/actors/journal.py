@@ -91,6 +91,10 @@ class Journal:
         """The newest step that counts."""
         return self._ledger.last_commit()
 
+    def commit_of(self, step: int) -> Record | None:
+        """The newest commit of a step; None when the run began behind it."""
+        return next((r for r in reversed(self.records()) if r.event is None and r.step == step), None)
+
     def commit(
         self, step: int, pass_: int, ids: tuple[str, ...], plan_hash: str, epoch: Epoch, seconds: float, wait_s: float
     ) -> None:

@@ -20,6 +20,14 @@ class StateLost(PoolError):  # noqa: N818  (a turn of events, not a fault)
         self.others = tuple(others)
 
 
+class Rewound(PoolError):  # noqa: N818  (a turn of events, not a fault)
+    """A part of the newest state is gone; all live workers hold an older one, of `step`, in the epoch that begins."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the workers together hold step {step} and none after it")
+        self.step = step
+
+
 class Membership:
     """The present epoch, and the only place that changes it."""
 
@@ -46,7 +54,8 @@ class Membership:
         """Starts the next epoch with `members`, whose state is equal, and `newcomers`, who take it over.
 
         Workers that fail while it is formed are removed, and it is formed again without them. With fewer than
-        `workers.min` it waits for more. Raises PoolError when they don't come, StateLost when nobody holds the state.
+        `workers.min` it waits for more. Raises PoolError when they don't come, StateLost when nobody holds the state,
+        Rewound when the epoch begins with an older one.
         """
         old, new = list(members), list(newcomers)
         for _ in range(MAX_FORMINGS):
@@ -57,14 +66,27 @@ class Membership:
                 new += self._more(self._settings.min - self.epoch.size)
                 self.epoch = Epoch(self.epoch.number, tuple(old + new))
             epoch = self.epoch
-            gathered = self._invite(epoch, decided)
+            gathered = self._invite(epoch, decided, epoch.size)
             if gathered.complete:
-                self._formed(epoch)
+                self._begin(epoch, decided, {reply.value for reply in gathered.replies.values()})
                 return
             gone = self._end(epoch, gathered)
             old = [m for m in old if m.worker not in gone]
             new = [m for m in new if m.worker not in gone]
         raise PoolError(f"no epoch could be formed in {MAX_FORMINGS} attempts: {gathered.why()}")
+
+    def hand_over(
+        self, stay: Sequence[Member], decided: Decision, newcomers: Sequence[Member], leaving: Sequence[Member]
+    ) -> None:
+        """Like `form` with those who stay and newcomers, who first get what those hold who leave."""
+        seats = [*stay, *newcomers]
+        self.epoch = epoch = Epoch(self.epoch.number + 1, (*seats, *leaving))
+        gathered = self._invite(epoch, decided, len(seats))
+        gone = set() if gathered.complete else self._end(epoch, gathered)
+        whole = gathered.complete and {reply.value for reply in gathered.replies.values()} == {decided.step}
+        old = seats if whole else stay
+        new = [] if whole else newcomers
+        self.form([m for m in old if m.worker not in gone], decided, [m for m in new if m.worker not in gone])
 
     def break_up(self, call: object, gathered: Gathered, decided: Decision) -> None:
         """Ends the present epoch after a broken call, and forms the next one with the survivors."""
@@ -72,10 +94,19 @@ class Membership:
         gone = self._remove({**gathered.lost, **late})
         self.form([m for m in self.epoch.members if m.worker not in gone], decided)
 
-    def _invite(self, epoch: Epoch, decided: Decision) -> Gathered:
+    def _begin(self, epoch: Epoch, decided: Decision, steps: set[int]) -> None:
+        """steps: what the members hold, each by its own word; -1 where nobody can piece a state together."""
+        if len(steps) > 1 or min(steps) < 0:
+            raise StateLost("the live workers together don't hold a whole state", epoch.members)
+        self._formed(epoch)
+        if steps != {decided.step}:
+            raise Rewound(min(steps))
+
+    def _invite(self, epoch: Epoch, decided: Decision, seats: int) -> Gathered:
         nodes, store = epoch.node_of_rank(), self._pool.store(epoch.number)
         invitations = {
-            m.worker: (Invitation(epoch.number, rank, nodes, store, decided),) for rank, m in enumerate(epoch.members)
+            m.worker: (Invitation(epoch.number, rank, nodes, seats, store, decided),)
+            for rank, m in enumerate(epoch.members)
         }
         self._call = self._pool.submit("join", invitations)
         return self._pool.gather(self._call, self._settings.comm_timeout_s)

@@ -65,12 +65,14 @@ class Decision:
 class Invitation:
     """Form the communicator of an epoch. store: what `connect` of the worker understands.
 
-    node_of_rank: where everybody sits, in rank order, which says who holds which part of the state.
+    node_of_rank: where everybody sits, in rank order. seats: the first so many ranks hold the state, each a part that
+    follows from where they sit; the others give them what they have.
     """
 
     epoch: int
     rank: int
     node_of_rank: tuple[int, ...]
+    seats: int
     store: Any
     decided: Decision
 

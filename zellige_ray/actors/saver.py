@@ -1,4 +1,4 @@
-"""The saver: checkpoints that a worker writes in the background, sealed by the driver when all is on the disk.
+"""The saver: checkpoints that workers write in the background, sealed by the driver when all is on the disk.
 
 A checkpoint that can't be written is a warning with the figures; training goes on with the last complete one.
 """
@@ -12,21 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zellige_ray.actors.crew import Crew
-from zellige_ray.actors.messages import Decision, Saving
+from zellige_ray.actors.messages import Decision, Epoch, Saving
 from zellige_ray.errors import CheckpointError
 from zellige_ray.monitor.events import CheckpointEvent, NoteEvent
 from zellige_ray.training import checkpoint_files
 from zellige_ray.training.checkpoint_files import Position
+from zellige_ray.training.layouts import Place
 
 POLL_S = 0.02
 ASK_TIMEOUT_S = 10.0
+ASSEMBLE_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
     """One checkpoint on its way."""
 
-    worker: str
+    workers: tuple[str, ...]
     partial: Path
     position: Position
     num_bytes: int
@@ -36,8 +38,16 @@ class _Flight:
 class Saver:
     """At most one checkpoint is in flight. step: of the newest complete one, or where the run began."""
 
-    def __init__(self, folder: Path, keep: int, step: int, emit: Callable[[CheckpointEvent | NoteEvent], None]) -> None:
-        self._folder, self._keep, self._emit = folder, keep, emit
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        step: int,
+        emit: Callable[[CheckpointEvent | NoteEvent], None],
+        layout: str = "replicated",
+    ) -> None:
+        """layout: of the state, which says who writes: those who share the first copy of it."""
+        self._folder, self._keep, self._emit, self._layout = folder, keep, emit, layout
         self.step = step
         self.fault: str | None = None
         self._flight: _Flight | None = None
@@ -49,52 +59,71 @@ class Saver:
         if self._flight is not None or position.step == self.step:
             return
         began = time.perf_counter()
+        partial = checkpoint_files.partial_name(self._folder, position.step)
+
+        def orders(epoch: Epoch) -> dict[str, tuple[str, Decision, int]]:
+            checkpoint_files.partial_folder(self._folder, position.step)
+            writers = Place(self._layout, epoch.node_of_rank()).groups[0]
+            return {epoch.workers[r]: (str(partial), decided, len(writers)) for r in writers}
+
         try:
-            partial = checkpoint_files.partial_folder(self._folder, position.step)
-            worker, saving = crew.one(0, "save", (str(partial), decided))
+            replies = crew.all("save", orders)
         except (OSError, CheckpointError) as fault:
             self._failed(position.step, 0, fault)
             return
-        self._flight = _Flight(worker, partial, position, saving.num_bytes, began)
+        num_bytes = sum(reply.value.num_bytes for reply in replies.values())
+        self._flight = _Flight(tuple(replies), partial, position, num_bytes, began)
+        errors = [reply.value.error for reply in replies.values() if reply.value.error]
+        if errors:
+            self._drop(CheckpointError(errors[0]))
 
     def poll(self, crew: Crew) -> bool:
         """Looks after the checkpoint in flight; True when none is any more."""
         flight = self._flight
         if flight is None:
             return True
-        answer = crew.ask(flight.worker, "saving", ASK_TIMEOUT_S)
-        if isinstance(answer, Saving) and not answer.done and not answer.error:
-            return False
-        self._flight = None
-        if isinstance(answer, Saving) and answer.done:
-            self._seal(flight)
-        elif isinstance(answer, Saving):
-            self._drop(flight, CheckpointError(answer.error))
+        answers = [crew.ask(worker, "saving", ASK_TIMEOUT_S) for worker in flight.workers]
+        lost = [w for w, a in zip(flight.workers, answers, strict=True) if not isinstance(a, Saving)]
+        errors = [a.error for a in answers if isinstance(a, Saving) and a.error]
+        if lost or errors:
+            self._drop(CheckpointError(errors[0] if errors else f"{lost[0]}, which wrote it, is gone"))
+        elif all(isinstance(a, Saving) and a.done for a in answers):
+            self._seal(flight, crew)
         else:
-            self._drop(flight, CheckpointError(f"{flight.worker}, which wrote it, is gone"))
+            return False
         return True
 
     def finish(self, crew: Crew, timeout_s: float) -> None:
         """Waits for the checkpoint in flight."""
         end = time.monotonic() + timeout_s
         while not self.poll(crew):
-            if time.monotonic() > end and self._flight is not None:
-                flight, self._flight = self._flight, None
-                self._drop(flight, CheckpointError(f"it was not written within {timeout_s:.0f} s"))
+            if time.monotonic() > end:
+                self._drop(CheckpointError(f"it was not written within {timeout_s:.0f} s"))
             time.sleep(POLL_S)
 
-    def _seal(self, flight: _Flight) -> None:
+    def _seal(self, flight: _Flight, crew: Crew) -> None:
         try:
+            if len(flight.workers) > 1:
+                self._assemble(flight, crew)
             path = checkpoint_files.seal(flight.partial, flight.position)
             checkpoint_files.prune(self._folder, self._keep)
         except (OSError, CheckpointError) as fault:
-            self._drop(flight, fault)
+            self._drop(fault)
             return
+        self._flight = None
         self.step, self.fault = flight.position.step, None
         seconds = time.perf_counter() - flight.began
         self._emit(CheckpointEvent(self.step, str(path.relative_to(self._folder)), seconds))
 
-    def _drop(self, flight: _Flight, fault: Exception) -> None:
+    def _assemble(self, flight: _Flight, crew: Crew) -> None:
+        answer = crew.ask(flight.workers[0], "assemble", ASSEMBLE_TIMEOUT_S, (str(flight.partial), len(flight.workers)))
+        if answer != "":
+            raise CheckpointError(answer or f"{flight.workers[0]}, which put it together, is gone")
+
+    def _drop(self, fault: Exception) -> None:
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
         shutil.rmtree(flight.partial, ignore_errors=True)
         self._failed(flight.position.step, flight.num_bytes, fault)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 import zellige_ray
+from zellige_ray.actors.identity import memory_bytes, model_hash, torch_workers
 from zellige_ray.actors.messages import (
     Corrupt,
     Decision,
@@ -29,13 +29,15 @@ from zellige_ray.attention.comm import Comm
 from zellige_ray.config import RunConfig
 from zellige_ray.data.cache import LatentCache
 from zellige_ray.data.index import SampleMeta
-from zellige_ray.errors import CommError, DataError, PoolError
+from zellige_ray.errors import CheckpointError, CommError, DataError, ModelError, PoolError
 from zellige_ray.models.adapter import ModelAdapter
 from zellige_ray.models.registry import get_adapter
 from zellige_ray.models.specs import get_spec
 from zellige_ray.monitor.events import RankTimes
-from zellige_ray.training import checkpoint_io, profile
+from zellige_ray.training import checkpoint_files, checkpoint_io, profile
 from zellige_ray.training.batch import Loader
+from zellige_ray.training.layouts import Place
+from zellige_ray.training.layouts.copies import Copies, needed
 from zellige_ray.training.previews import Previews
 from zellige_ray.training.runner import Runner
 from zellige_ray.training.state import TrainState
@@ -44,7 +46,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 class Worker:
-    """Holds a replica. Orders run in one thread; `ping` and `cancel` may come from another at any time."""
+    """Holds its part of the state. Orders run in one thread; `ping` and `cancel` may come from another at any time."""
 
     def __init__(
         self, name: str, node: str, config: RunConfig, cache_folder: str, connect: Callable[[Any], Any]
@@ -60,7 +62,10 @@ class Worker:
         self._saving: checkpoint_io.BackgroundSave | None = None
 
     def setup(self, checkpoint: str | None) -> Member:
-        """Builds the model and its state, from `checkpoint` when one is given; nothing collective."""
+        """Builds the model and its state; nothing collective.
+
+        checkpoint: which `join` reads, once it is known what part of it this rank holds.
+        """
         config = self.config
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         dtype = DTYPES[config.engine.dtype]
@@ -70,15 +75,17 @@ class Worker:
         self._spec = get_spec(config.model.name)
         self._module = self._adapter.build(config.model, text_dim, config.seed, dtype, self._device)
         bound = self._adapter.bind(self._module)
-        self._state = TrainState(self._module, config.optimizer, config.steps, bound.blocks)
+        self._state = TrainState(self._module, config.optimizer, config.steps, bound.blocks, config.state.layout)
+        self._copies = Copies()
+        self._checkpoint, at = checkpoint, self._state.step
         if checkpoint is not None:
-            checkpoint_io.load(checkpoint, self._state)
+            at = checkpoint_files.read_position(Path(checkpoint)).step
         loader = Loader(cache, text_dim, self._adapter, self._spec, config.loss, config.seed, dtype, self._device)
         self._runner = Runner(bound, self._state, loader, config.engine, config.model.heads)
         memory = memory_bytes(self._device) // (1 if self._device.type == "cuda" else torch_workers(config))
         self._vote = None
         self._member = Member(
-            self.name, self.node, os.getpid(), str(self._device), memory, self._state.step,
+            self.name, self.node, os.getpid(), str(self._device), memory, at,
             zellige_ray.__version__, model_hash(self._module),
         )  # fmt: skip
         return self._member
@@ -136,11 +143,27 @@ class Worker:
         """Decodes one preview from all ranks' tokens and writes it; the file's name."""
         return Previews(self.config.data, self._adapter).write(folder, sample, parts)
 
-    def save(self, folder: str, decided: Decision) -> Saving:
-        """Applies what is decided, copies the state, and begins to write the copy into `folder` in the background."""
+    def save(self, folder: str, decided: Decision, writers: int) -> Saving:
+        """Applies what is decided, copies its part of the state, and begins to write the copy in the background.
+
+        writers: ranks that write a part into `folder`.
+        """
         self._apply(decided)
+        first = self._state.layout.place.groups[0]
+        if len(first) != writers:
+            return Saving(decided.step, 0, error=f"{len(first)} ranks hold the state, {writers} are there to write it")
+        if self._saving is not None:
+            self._saving.wait(self.config.workers.step_timeout_s)
         self._saving = checkpoint_io.BackgroundSave(folder, self._state)
         return self.saving()
+
+    def assemble(self, folder: str, writers: int) -> str:
+        """Makes one checkpoint of the parts that are all written; what went wrong, if anything."""
+        try:
+            checkpoint_io.assemble(folder, writers)
+        except CheckpointError as fault:
+            return str(fault)
+        return ""
 
     def saving(self) -> Saving:
         """How far the last `save` is."""
@@ -183,6 +206,7 @@ class Worker:
 
         def decided_first() -> Any:
             self._apply(order.decided)
+            self._keep_copies()
             return work()
 
         try:
@@ -222,10 +246,36 @@ class Worker:
             )
             if invitation.epoch < self._cancelled:
                 self._comm.cancel()
-        step = self._state.settle(self._comm, invitation.node_of_rank, invitation.decided.step)
-        if step is None:
-            raise PoolError(f"nobody in epoch {invitation.epoch} holds the state of step {invitation.decided.step}")
-        return step
+        self._copies.leave()
+        nodes, limit = invitation.node_of_rank[: invitation.seats], invitation.decided.step
+        if invitation.rank < invitation.seats:
+            self._check_room(Place(self.config.state.layout, nodes, invitation.rank))
+        step = self._state.settle(self._comm, nodes, limit, self._copies.held())
+        saved = Path(self._checkpoint) if self._checkpoint is not None else None
+        if step != limit and saved is not None and checkpoint_files.read_position(saved).step == limit:
+            checkpoint_io.load(str(saved), self._state)
+            step = limit
+        return -1 if step is None else step
+
+    def _check_room(self, place: Place) -> None:
+        assert self._member is not None
+        needed, room = self._state.bytes_at(place), self._member.memory_bytes
+        if needed > room:
+            raise ModelError(
+                f"state.layout {place.layout} on {len(place.node_of_rank)} ranks needs {needed / 2**30:.2f} GiB "
+                f"on rank {place.rank} for parameters, gradients, optimizer and EMA; it has {room / 2**30:.2f} GiB: "
+                "set state.layout to fsdp, add workers, or take a smaller model"
+            )
+
+    def _keep_copies(self) -> None:
+        """Starts another cut when one is due; see `Copies`."""
+        state, settings = self._state, self.config.state
+        place = state.layout.place
+        if self._comm is None or settings.redundancy == 1 or not needed(place):
+            return
+        self._copies.decided(self._epoch, state.step)
+        if self._copies.due(self._epoch, state.step, settings.every):
+            self._copies.begin(self._comm, state.step, place, state.layout.units, state.contents())
 
     def _measure(self) -> Measurement:
         with self._state.layout.running(self._comm):
@@ -237,6 +287,8 @@ class Worker:
         self._vote = None
         start, started = time.perf_counter(), time.time()
         out = self._runner.gradients(order.plan, order.samples, order.pass_, self._comm)
+        if keep:
+            self._copies.land()
         rank = self._comm.rank if self._comm is not None else 0
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         times = RankTimes(rank, out.linear_s, out.attention_s, out.exchange_s, out.idle_s, out.tokens, rss)
@@ -247,21 +299,3 @@ class Worker:
         )
         self._vote = vote if keep else None
         return vote
-
-
-def model_hash(module: torch.nn.Module) -> str:
-    """Of the names, shapes and types of all parameters and buffers: equal where the state can be taken over."""
-    rows = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in module.state_dict().items()]
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
-
-
-def memory_bytes(device: torch.device) -> int:
-    """Memory of a device; the machine's own for a CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def torch_workers(config: RunConfig) -> int:
-    """Workers that share this machine's memory, at most."""
-    return config.workers.count if isinstance(config.workers.count, int) else max(1, os.cpu_count() or 1)

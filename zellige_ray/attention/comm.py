@@ -61,6 +61,7 @@ class Comm:
         self._collective = 0
         self._exchanges = Waiter(f"zellige-exchange-{epoch}-{rank}")
         self._collectives = Waiter(f"zellige-collective-{epoch}-{rank}")
+        self._asides = Waiter(f"zellige-aside-{epoch}-{rank}")
 
     @classmethod
     def create(
@@ -150,10 +151,13 @@ class Comm:
         self._open()
         self._pool.admit([c for c in components if len(c) != self.size])
 
-    def transfer(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], key: int) -> Pending[Tensor]:
+    def transfer(
+        self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], key: int, aside: bool = False
+    ) -> Pending[Tensor]:
         """Like `exchange`, for tensors that lie apart: peer -> what it gets, peer -> where its message goes.
 
-        All are of one type; empty ones do not travel. Result: an empty tensor, when all is there.
+        All are of one type; empty ones do not travel. aside: nobody waits for it soon. Result: an empty tensor, when
+        all is there.
         """
         group = self._open()
         sent = [(peer, t) for peer, t in sorted(sends.items()) if t.numel()]
@@ -163,7 +167,8 @@ class Comm:
         self._count(*(tensor for _, tensor in sent))
         what = f"transfer {key} with ranks {sorted({p for p, _ in (*sent, *received)})}"
         result = torch.empty(0, device=group.device)
-        return self._post(self._exchanges, result, (sent, received), what, lambda: group.transfer(sent, received, key))
+        waiter = self._asides if aside else self._exchanges
+        return self._post(waiter, result, (sent, received), what, lambda: group.transfer(sent, received, key))
 
     def all_gather(self, whole: Tensor, members: Sequence[int]) -> Pending[Tensor]:
         """Start filling a flat tensor of which each member holds an equal part, by its place among the members.
@@ -236,11 +241,12 @@ class Comm:
         group, self._group = self._group, None
         if group is None:
             return
-        self._exchanges.stop()
-        self._collectives.stop()
+        waiters = [self._exchanges, self._collectives, self._asides]
+        for waiter in waiters:
+            waiter.stop()
         groups = [group, *self._pool.drain()]
         del group
-        release(groups, [self._exchanges, self._collectives])
+        release(groups, waiters)
 
     def _parts(self, whole: Tensor, members: Sequence[int]) -> tuple[Tensor, ...]:
         if self.rank not in members or whole.ndim != 1 or len(whole) % len(members):

@@ -52,8 +52,8 @@ def _open(settings: Settings, coordinator: Any) -> Session:
     import torch
     from torch.distributed import TCPStore
 
+    from zellige_ray.actors.identity import memory_bytes
     from zellige_ray.actors.network import bind_gloo
-    from zellige_ray.actors.worker import memory_bytes
     from zellige_ray.integrations.meeting import Arrival, Seat, Verdict
     from zellige_ray.integrations.session import Session
 

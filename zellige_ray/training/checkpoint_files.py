@@ -37,9 +37,14 @@ class Position:
     seed: int
 
 
+def partial_name(run: Path, step: int) -> Path:
+    """Where step `step` is written before it is complete."""
+    return run / FOLDER / f".step-{step:08d}.partial"
+
+
 def partial_folder(run: Path, step: int) -> Path:
     """An empty folder, under a temporary name, to write step `step` into."""
-    folder = run / FOLDER / f".step-{step:08d}.partial"
+    folder = partial_name(run, step)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder

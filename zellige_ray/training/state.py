@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from zellige_ray.attention.comm import Comm
 from zellige_ray.config import OptimizerConfig
-from zellige_ray.training.layouts import EMA, WEIGHT, Content, Layout, Place
+from zellige_ray.training.layouts import Place
+from zellige_ray.training.layouts.content import EMA, WEIGHT, Content
+from zellige_ray.training.layouts.layout import Layout
 from zellige_ray.training.layouts.moving import Held, Holding, announce, move, newest
 from zellige_ray.training.optimizers import make_optimizer, place_state
 from zellige_ray.training.schedules import lr_at
@@ -41,7 +43,8 @@ class TrainState:
         self.layout = Layout(module, blocks, layout)
         self.pieces = self.layout.pieces()
         self.optimizer = self._make_optimizer()
-        self.ema: dict[str, Tensor] = {n: p.detach().clone() for n, p in self.pieces} if config.ema_decay > 0 else {}
+        self.averaged = config.ema_decay > 0
+        self.ema: dict[str, Tensor] = {n: p.detach().clone() for n, p in self.pieces} if self.averaged else {}
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer([p for _, p in self.pieces], self.config)
@@ -134,7 +137,7 @@ class TrainState:
             names = [e.name for e in unit.entries]
             vectors = {WEIGHT: unit.cut([state["model"][n] for n in names]).to(unit.dtype)}
             counters: dict[str, float] = {}
-            if unit.trained and self.ema:
+            if unit.trained and self.averaged:
                 vectors[EMA] = unit.cut([state["ema"].get(n, state["model"][n]) for n in names])
             if unit.trained and all(n in state["optimizer"] for n in names):
                 moments = [state["optimizer"][n] for n in names]
@@ -151,6 +154,16 @@ class TrainState:
         """Whether this rank holds less than everything."""
         return len(self.layout.place.members) > 1
 
+    def bytes_at(self, place: Place) -> int:
+        """What a rank at a place holds: weights, gradients, the optimizer's two moments, EMA, and gathered blocks."""
+        vectors = 4 + self.averaged
+        held = sum(
+            (stop - start) * u.dtype.itemsize * (vectors if u.trained else 1)
+            for u in self.layout.units
+            for start, stop in [place.interval(u.num)]
+        )
+        return held + (self.layout.gathered_bytes if len(place.members) > 1 else 0)
+
     def contents(self) -> list[Content]:
         """What this rank holds, by unit; no copies where it holds a vector as it is."""
         found = dict(self.pieces)
@@ -159,7 +172,7 @@ class TrainState:
         for unit in self.layout.units:
             content = Content({WEIGHT: unit.own}, {})
             names = [e.name for e, _, _ in unit.spans()]
-            if unit.trained and self.ema:
+            if unit.trained and self.averaged:
                 content.vectors[EMA] = _joined([self.ema[n] for n in names], unit.own)
             states = [self.optimizer.state.get(found[n], {}) for n in names] if unit.trained else []
             for kind, value in one.items() if unit.trained and all(states) else ():
@@ -175,13 +188,13 @@ class TrainState:
         self.layout.take(place, [c.vectors[WEIGHT] for c in contents])
         self.pieces, self.step = self.layout.pieces(), step
         self.optimizer = self._make_optimizer()
-        found, average = dict(self.pieces), bool(self.ema)
+        found = dict(self.pieces)
         self.ema = {}
         for unit, content in zip(self.layout.units, contents, strict=True):
             for e, start, stop in unit.spans() if unit.trained else ():
                 piece, span = found[e.name], slice(start - unit.start, stop - unit.start)
                 parts = {k: v[span].view(piece.shape) for k, v in content.vectors.items() if k != WEIGHT}
-                if average:
+                if self.averaged:
                     self.ema[e.name] = parts.pop(EMA)
                 if parts:
                     counters = {k: torch.tensor(value) for k, value in content.counters.items()}

@@ -16,12 +16,12 @@ undoing nor repeating `fully_shard` is offered, so that each death would build t
 process-wide default group, of which an epoch that grows or shrinks has none. It replaces the classes of modules, and
 its parameters are cut by rows, with padding. Here a failed step leaves the shards as they were, a new epoch moves
 flat intervals, and several ranks may live in one process.
+
+Torch-free, so that a driver can say who holds what.
 """
 
 from __future__ import annotations
 
-from zellige_ray.training.layouts.content import EMA, WEIGHT, Content
-from zellige_ray.training.layouts.layout import Layout
 from zellige_ray.training.layouts.place import Place, layouts
 
-__all__ = ["EMA", "WEIGHT", "Content", "Layout", "Place", "layouts"]
+__all__ = ["Place", "layouts"]

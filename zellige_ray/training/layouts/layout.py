@@ -34,17 +34,23 @@ class Layout:
 
     def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], name: str) -> None:
         """blocks: what runs one after another, each gathered by itself; the rest of the module stays while it runs."""
-        of_blocks, self._rest = make_units(module, blocks)
-        self.units: list[Unit] = [u for units in of_blocks for u in units] + self._rest
+        self._of_blocks, self._rest = make_units(module, blocks)
+        self.units: list[Unit] = [u for units in self._of_blocks for u in units] + self._rest
         self.place = Place(name)
         self._comm: Comm | None = None
         self._running = False
         self._open: list[Unit] = []
         self._flight: list[tuple[Unit, Pending[Tensor]]] = []
         self._norm: float | None = None
-        for block, units in zip(blocks, of_blocks, strict=True):
+        for block, units in zip(blocks, self._of_blocks, strict=True):
             block.register_forward_pre_hook(_before(self, units))
             block.register_forward_hook(_behind(self, units))
+
+    @property
+    def gathered_bytes(self) -> int:
+        """The most that is whole at once on a rank with a part: the rest of the model and a block, with gradients."""
+        blocks = [sum(map(_whole_bytes, units)) for units in self._of_blocks]
+        return sum(map(_whole_bytes, self._rest)) + max(blocks, default=0)
 
     def take(self, place: Place, own: Sequence[Tensor]) -> None:
         """Holds these intervals, one per unit, from now on."""
@@ -159,6 +165,10 @@ class Layout:
         for unit, pending in self._flight:
             unit.add(pending.wait())
         self._flight = []
+
+
+def _whole_bytes(unit: Unit) -> int:
+    return unit.num * unit.dtype.itemsize * (2 if unit.trained else 1)
 
 
 def _before(layout: Layout, units: Sequence[Unit]) -> Any:
