@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import yaml
 
 from tests.actors.tiny_data import write_cache
 from zellige_ray.actors.network import unreachable
-from zellige_ray.actors.session import resolve_workers
+from zellige_ray.actors.session import _hush, resolve_workers
 from zellige_ray.config import RunConfig, parse_config
 from zellige_ray.errors import PoolError
 
@@ -62,6 +63,16 @@ def test_an_address_without_an_answer_is_explained_at_once() -> None:
         assert unreachable(free, 0.2) is None
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert unreachable(f"127.0.0.1:{server.getsockname()[1]}", 1.0) is None
+
+
+def test_what_rays_own_processes_say_of_a_death_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray prints it to stdout, amid JSON; it looks its listener up by this name when it connects."""
+    from ray._private import worker
+
+    assert "target=listen_error_messages" in inspect.getsource(worker.connect)
+    monkeypatch.setattr(worker, "listen_error_messages", worker.listen_error_messages)
+    _hush()
+    assert worker.listen_error_messages(None, None) is None
 
 
 def test_a_cluster_that_is_not_there_is_exit_code_3_within_seconds_and_leaves_nothing(tmp_path: Path) -> None:
