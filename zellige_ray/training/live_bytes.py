@@ -47,8 +47,8 @@ class LiveBytes(Protocol):
 class CpuLiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Storages seen by operations of this thread: each counts once, however many views of it there are.
 
-    A storage that dies in another thread (a send that completes) is noticed too. An output counts as soon as its
-    operation returns it.
+    A storage that dies in another thread (a send that completes) is noticed too, and one that is resized in place. An
+    output counts as soon as its operation returns it.
     """
 
     def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
@@ -56,12 +56,15 @@ class CpuLiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._lock = threading.RLock()  # a collection may run a callback inside of a locked line
         self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._elastic: dict[int, weakref.ref[Any]] = {}  # given back and filled again in place, without an operation
         self._now = self._peak = self._lap = 0
         self._see(list(tensors))
 
     @property
     def now(self) -> int:
-        return self._now
+        with self._lock:
+            self._shrink()
+            return self._now
 
     @property
     def peak(self) -> int:
@@ -69,7 +72,7 @@ class CpuLiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def lap(self) -> int:
         with self._lock:
-            lap, self._peak, self._lap = self._lap, self.peak, self._now
+            lap, self._peak, self._lap = self._lap, self.peak, self.now
         return lap
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,14 +88,28 @@ class CpuLiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = self._alive.get(key)
             if (known is not None and known[1] == size) or storage.device.type == "meta":
                 continue
-            with self._lock:  # new, or resized
-                self._now += size - (known[1] if known is not None else 0)
-                ref = known[0] if known is not None else weakref.ref(storage, partial(self._died, key))
+            with self._lock:
+                if known is None:
+                    ref = weakref.ref(storage, partial(self._died, key))
+                else:
+                    ref, self._now = known[0], self._now - known[1]
+                if known is not None or size == 0:
+                    self._elastic[key] = ref
                 self._alive[key] = (ref, size)
+                self._now += size
+                self._shrink()
                 self._lap = max(self._lap, self._now)
+
+    def _shrink(self) -> None:
+        for key, ref in self._elastic.items():
+            storage, (_, size) = ref(), self._alive[key]
+            if storage is not None and storage.nbytes() < size:
+                self._alive[key] = (ref, storage.nbytes())
+                self._now += storage.nbytes() - size
 
     def _died(self, key: int, ref: weakref.ref[Any]) -> None:
         with self._lock:
+            self._elastic.pop(key, None)
             self._now -= self._alive.pop(key)[1]
 
 

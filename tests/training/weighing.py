@@ -1,0 +1,96 @@
+"""What the tests of memory share: ranks as threads with real runners on random samples, and their counted peaks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from zellige_ray.attention.rehearsal import run_ranks
+from zellige_ray.attention.tilings import random_round
+from zellige_ray.config import EngineConfig, LossConfig, ModelConfig, OptimizerConfig
+from zellige_ray.data.cache import FORMAT, SETTINGS, Entry, LatentCache, write_entry, write_listing
+from zellige_ray.data.index import SampleMeta
+from zellige_ray.models.registry import get_adapter
+from zellige_ray.models.specs import get_spec
+from zellige_ray.placement import Cluster, CostModel, Plan, load_hardware, make_plan, simulate
+from zellige_ray.placement import Sequence as Lengths
+from zellige_ray.placement.memory import MemoryModel
+from zellige_ray.training.batch import Loader
+from zellige_ray.training.runner import Runner
+from zellige_ray.training.state import TrainState
+from zellige_ray.training.weigh import peak_of_step, weigh
+
+TEXT_DIM, PLENTY = 32, 1 << 40
+DEVICE, DTYPE = torch.device("cpu"), torch.float32
+
+
+def write_samples(folder: Path, count: int, most: int, seed: int) -> LatentCache:
+    """Images, and every third one a clip; sides up to `most` tokens."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    strides = {"latent_channels": 16, "temporal_stride": 4, "spatial_stride": 8}
+    settings = {"format": FORMAT, "codec": "random", "text_dim": TEXT_DIM, **strides}
+    (folder / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
+    entries = []
+    for i in range(count):
+        frames = int(rng.integers(2, 8)) if i % 3 == 0 else 1
+        height, width = (2 * int(n) for n in rng.integers(2, most, 2))
+        words = int(rng.integers(0, 40))
+        entry = Entry(
+            id=f"s{i}", media="video" if frames > 1 else "image", latent_shape=(16, frames, height, width),
+            text_tokens=words, weight=1.0, file=f"s{i}.safetensors", source="random", source_width=8 * width,
+            source_height=8 * height, source_frames=4 * frames - 3, more=False, width=8 * width, height=8 * height,
+            frames=4 * frames - 3, caption=" ".join(["word"] * words), caption_tokens=words, scaled=False,
+        )  # fmt: skip
+        latents = rng.standard_normal((16, frames, height, width)).astype(np.float32)
+        write_entry(folder, entry, latents, rng.standard_normal((words, TEXT_DIM)).astype(np.float32))
+        entries.append(entry)
+    write_listing(folder, entries)
+    return LatentCache(folder)
+
+
+class Weighing:
+    """Two ranks of one model, and its memory model, weighed on the first."""
+
+    def __init__(self, cache: LatentCache, model: ModelConfig) -> None:
+        self.model, self.spec, self.samples = model, get_spec(model.name), cache.index().samples
+        self.runners = [self._runner(cache) for _ in range(2)]
+        self.memory: MemoryModel = weigh(self.runners[0], model)
+        preset = self.spec.preset(model, DTYPE.itemsize)
+        self.cost = CostModel(load_hardware("cpu"), preset, measured_memory=self.memory)
+
+    def _runner(self, cache: LatentCache) -> Runner:
+        adapter = get_adapter(self.model.name)
+        module = adapter.build(self.model, TEXT_DIM, 0, DTYPE, DEVICE)
+        state, bound = TrainState(module, OptimizerConfig(), 1000), adapter.bind(module)
+        loader = Loader(cache, TEXT_DIM, adapter, self.spec, LossConfig(), 0, DTYPE, DEVICE)
+        return Runner(bound, state, loader, EngineConfig(), self.model.heads)
+
+    def cluster(self, memory_bytes: int = PLENTY) -> Cluster:
+        return Cluster((0, 0), (memory_bytes,) * 2, (1.0, 1.0))
+
+    def lengths(self, sample: SampleMeta) -> Lengths:
+        return Lengths(sample.id, self.spec.tokens(sample.latent_shape), sample.text_tokens)
+
+    def plan(self, policy: str, samples: Sequence[SampleMeta], rng: np.random.Generator, memory: int = PLENTY) -> Plan:
+        """policy: one of the planner's, or `random` for any valid tiling."""
+        if policy != "random":
+            return make_plan([self.lengths(s) for s in samples], self.cluster(memory), self.cost, policy)
+        text = [s.text_tokens for s in samples]
+        tokens = [self.spec.tokens(s.latent_shape) for s in samples]
+        if self.spec.joint is not None:
+            tokens = [a + b for a, b in zip(tokens, text, strict=True)]
+        round_ = random_round(rng, tokens, 2, self.model.heads, text)
+        return Plan(2, (dataclasses.replace(round_, ids=tuple(s.id for s in samples)),), "random")
+
+    def predicted(self, plan: Plan) -> list[int]:
+        return [x.peak_bytes for x in simulate(plan, self.cluster(), self.cost).ranks]
+
+    def measured(self, plan: Plan, samples: Sequence[SampleMeta]) -> list[int]:
+        """The counted peak of each rank in one real step."""
+        return run_ranks(2, lambda rank, comm: peak_of_step(self.runners[rank], plan, samples, 0, comm))
