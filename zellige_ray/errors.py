@@ -52,6 +52,10 @@ class PoolError(ZelligeError):
     exit_code = 3
 
 
+class OutOfMemory(PoolError):  # noqa: N818  (what allocators call it)
+    """A batch that workers can't hold, however it is planned."""
+
+
 class CommError(ZelligeError):
     """A collective failed: a peer died, or a wait ran into its time-out."""
 
@@ -67,6 +71,7 @@ __all__ = [
     "DataError",
     "EngineError",
     "ModelError",
+    "OutOfMemory",
     "PlanError",
     "PoolError",
     "Regroup",

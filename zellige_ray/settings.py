@@ -242,6 +242,9 @@ class WorkersConfig(Section):
     )
     min: PositiveInt = Field(1, description="With fewer live workers the run waits, then stops with a checkpoint.")
     threads: PositiveInt = Field(1, description="CPU threads of one worker.")
+    memory_bytes: PositiveInt | None = Field(
+        None, description="Memory that one worker may fill with tensors; null: what its device has left."
+    )
     start_timeout_s: PositiveFloat = Field(180.0, description="All workers must answer within it.")
     wait_timeout_s: PositiveFloat = Field(300.0, description="How long a run waits for workers.min.")
     step_timeout_s: PositiveFloat = Field(600.0, description="A step that takes longer is broken.")
@@ -272,6 +275,9 @@ class PlacementConfig(Section):
 
     policy: str = Field("zellige", description="A key of `zellige_ray.placement.policies.policies`.")
     hardware: str | None = Field(None, description="Hardware preset or YAML; default: measured at the start.")
+    memory_margin: float = Field(
+        0.05, ge=0, le=0.5, description="Share of a worker's memory that plans leave free; an overshoot raises it."
+    )
 
 
 class CheckpointConfig(Section):

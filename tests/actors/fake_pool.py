@@ -18,10 +18,14 @@ from zellige_ray.actors.messages import (
     Reply,
     Saving,
     Standing,
+    Starved,
     Vote,
 )
 from zellige_ray.actors.pool import Adopted, Gathered
 from zellige_ray.monitor.events import RankTimes
+from zellige_ray.placement.memory import MemoryModel, Moment, StateSize
+
+FAKE_MEMORY = MemoryModel(StateSize(1 << 20), (Moment.of("all", tokens=1 << 10),), measured=True)
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class FakePool:
         self.early_deaths: list[str] = []
         self.highest = -1
         self.save_error = ""
+        self.starve: Callable[[str, Order], str | None] | None = None  # says why a worker can't hold an order
+        self.peak_bytes = 0
 
     def _spawn(self) -> Member:
         name, self.count = f"worker-{self.count}", self.count + 1
@@ -146,7 +152,10 @@ class FakePool:
         bad = tuple(s.id for a in args if isinstance(a, Order) for s in a.samples if s.id in self.corrupt)
         if bad:
             return Reply(name, worker.epoch, "broken", Corrupt(bad), "latents can't be read")
-        if hurt and method in ("join", "measure", "step", "held_out", "denoise", "rehearse"):
+        starved = self.starve(name, args[0]) if method == "step" and self.starve is not None else None
+        if starved is not None:
+            return Reply(name, worker.epoch, "broken", Starved(starved), starved)
+        if hurt and method in ("join", "measure", "weigh", "step", "held_out", "denoise", "rehearse"):
             return Reply(name, worker.epoch, "broken", reason="a peer is gone")
         return Reply(name, worker.epoch, "ok", getattr(self, f"_{method}")(worker, *args))
 
@@ -179,6 +188,10 @@ class FakePool:
         assert epoch == worker.epoch
         return Measurement(1e10, 8e9, 1e9, 1e-4)
 
+    def _weigh(self, worker: FakeWorker, epoch: int) -> MemoryModel:
+        assert epoch == worker.epoch
+        return FAKE_MEMORY
+
     def _on(self, worker: FakeWorker, order: Order) -> None:
         assert order.epoch == worker.epoch == order.plan.epoch, "an order of another epoch"
         assert order.plan.world_size == sum(w.epoch == worker.epoch for w in self.workers.values())
@@ -199,7 +212,7 @@ class FakePool:
         rank = sorted((w for w in self.workers.values() if w.epoch == worker.epoch), key=_number).index(worker)
         tokens = sum(s.stop - s.start for r in order.plan.rounds for s in r.shards() if s.rank == rank)
         seconds = 1e-3 * tokens * self.slow.get(worker.name, 1.0)
-        times = RankTimes(rank, seconds / 2, seconds / 2, 0.1, 5.0, tokens, 1 << 20)
+        times = RankTimes(rank, seconds / 2, seconds / 2, 0.1, 5.0, tokens, 1 << 20, self.peak_bytes)
         return Vote(worker.step + 1, order.plan.hash, 1.0, 1.0, 2.0, finite, 1e-3, 0.5, times)
 
     def _held_out(self, worker: FakeWorker, order: Order) -> float:

@@ -89,7 +89,7 @@ def test_the_page_of_a_real_run_is_said_and_shows_its_steps(
     assert plan["ranks"] == [0, 1] and plan["sequence"]
     assert 'class="mosaic"' in (tmp_path / "latest" / run_folder.REPORT).read_text()
     assert 3 <= state["now"]["step"] <= 16
-    assert state["loads"]["worker"][0] and state["loads"]["limit_bytes"] > 0
+    assert state["loads"]["worker"][0] and min(state["loads"]["limit_bytes"]) > 0
     assert state["now"]["hfu"] is None and state["now"]["flops_per_s"] > 0, "no peak is set"
     assert all(e.flops > 0 for e in events if isinstance(e, StepEvent))
     assert list((tmp_path / "latest" / "tensorboard").iterdir())

@@ -44,7 +44,7 @@ def test_state_of_a_whole_run_is_json_and_complete(state: PageState, events: lis
     assert value["loads"]["rank"] == [0, 1, 2]
     assert value["loads"]["planned"][2] == pytest.approx([0.12, 0.2, 0.03, 0.05])
     assert value["loads"]["measured"][2] == pytest.approx([0.12, 0.2, 0.05, 0.04])
-    assert value["loads"]["limit_bytes"] == 2 << 30
+    assert value["loads"]["limit_bytes"] == [2 << 30] * 3
     assert value["points"]["step"] == list(range(1, 13))
     assert {t["kind"] for t in value["told"]} == {"left", "preview", "checkpoint", "warning", "info"}
     assert value["held_out"][-1][0] == 12

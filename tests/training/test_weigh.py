@@ -6,28 +6,28 @@ import numpy as np
 import pytest
 
 from tests.training.weighing import Weighing, write_samples
-from zellige_ray.config import ModelConfig
+from zellige_ray.config import ModelConfig, PlacementConfig
 from zellige_ray.errors import PlanError
 from zellige_ray.placement.memory import MemoryModel
 
+MARGIN = PlacementConfig().memory_margin
 POLICIES = ("dp", "cp", "bags:g2n1", "even", "zellige", "random", "random")
 
 
 def errors(lab: Weighing, plans: int, least: int, most: int, seed: int) -> list[float]:
     """Of each plan, |predicted / counted - 1| on its fullest rank."""
-    rng, out = np.random.default_rng(seed), []
+    rng, work = np.random.default_rng(seed), []
     for i in range(plans):
         picks = rng.choice(len(lab.samples), int(rng.integers(least, most)), replace=False)
         samples = [lab.samples[int(k)] for k in picks]
-        plan = lab.plan(POLICIES[i % len(POLICIES)], samples, rng)
-        out.append(abs(max(lab.predicted(plan)) / max(lab.measured(plan, samples)) - 1))
-    return out
+        work.append((lab.plan(POLICIES[i % len(POLICIES)], samples, rng), samples))
+    return [abs(max(lab.predicted(w[0])) / n - 1) for w, n in zip(work, lab.counted(work), strict=True)]
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     cache = write_samples(tmp_path_factory.mktemp("weigh") / "cache", 24, 9, seed=4)
-    return Weighing(cache, ModelConfig(name="dit", layers=2, heads=2, head_dim=24))
+    return Weighing(cache, ModelConfig(name="dit", layers=1, heads=2, head_dim=24))
 
 
 def test_predicted_peaks_of_held_out_plans_are_those_that_are_counted(tiny):
@@ -43,10 +43,10 @@ def test_the_model_survives_json_and_names_its_moments(tiny):
     assert any(n.startswith("attention") for n in names)
 
 
-@pytest.mark.parametrize("checkpointing", ["full", "attention"])
+@pytest.mark.parametrize("checkpointing", ["full", pytest.param("attention", marks=pytest.mark.slow)])
 def test_checkpointing_modes_have_models_of_their_own(tmp_path, checkpointing):
     cache = write_samples(tmp_path / "cache", 12, 9, seed=5)
-    lab = Weighing(cache, ModelConfig(name="dit", layers=3, heads=2, head_dim=24, checkpointing=checkpointing))
+    lab = Weighing(cache, ModelConfig(name="dit", layers=2, heads=2, head_dim=24, checkpointing=checkpointing))
     assert np.mean(errors(lab, 7, 2, 7, seed=2)) <= 0.015
 
 
@@ -60,8 +60,8 @@ def test_twenty_one_held_out_plans_of_eight_layers(tmp_path, name):
 
 
 def tight_batches(lab: Weighing, count: int, seed: int) -> None:
-    """Random batches, each under a limit that it hardly fits: whatever plan comes of it stays under."""
-    rng, planned, rounds = np.random.default_rng(seed), 0, set()
+    """Random batches, each under a limit that it hardly fits: no plan that is said to fit goes over it."""
+    rng, work, limits = np.random.default_rng(seed), [], []
     base = lab.memory.state_bytes(2)
     for _ in range(count):
         picks = rng.choice(len(lab.samples), int(rng.integers(1, 7)), replace=False)
@@ -69,14 +69,14 @@ def tight_batches(lab: Weighing, count: int, seed: int) -> None:
         tokens = sum(lab.spec.tokens(s.latent_shape) for s in samples)
         limit = int(base * 1.25 + float(rng.uniform(0.3, 0.9)) * tokens / 2 * lab.memory.token_bytes())
         try:
-            plan = lab.plan("zellige", samples, rng, memory=limit)
+            work.append((lab.plan("zellige", samples, rng, memory=int(limit * (1 - MARGIN))), samples))
         except PlanError:
             continue
-        planned += 1
-        rounds.add(len(plan.rounds))
-        assert max(lab.measured(plan, samples)) <= limit * 1.015  # the margin that runs keep is wider
-    assert planned >= 0.5 * count
-    assert len(rounds) > 1
+        limits.append(limit)
+    assert len(work) >= 0.5 * count
+    assert len({len(plan.rounds) for plan, _ in work}) > 1
+    over = [n / limit for n, limit in zip(lab.counted(work), limits, strict=True) if n > limit]
+    assert over == []
 
 
 def test_sixty_random_batches_stay_under_a_tight_limit(tiny):

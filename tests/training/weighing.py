@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from zellige_ray.attention.comm import Comm
 from zellige_ray.attention.rehearsal import run_ranks
 from zellige_ray.attention.tilings import random_round
 from zellige_ray.config import EngineConfig, LossConfig, ModelConfig, OptimizerConfig
@@ -91,6 +92,10 @@ class Weighing:
     def predicted(self, plan: Plan) -> list[int]:
         return [x.peak_bytes for x in simulate(plan, self.cluster(), self.cost).ranks]
 
-    def measured(self, plan: Plan, samples: Sequence[SampleMeta]) -> list[int]:
-        """The counted peak of each rank in one real step."""
-        return run_ranks(2, lambda rank, comm: peak_of_step(self.runners[rank], plan, samples, 0, comm))
+    def counted(self, work: Sequence[tuple[Plan, Sequence[SampleMeta]]]) -> list[int]:
+        """The counted peak of the fullest rank in one real step of each plan."""
+
+        def body(rank: int, comm: Comm) -> list[int]:
+            return [peak_of_step(self.runners[rank], plan, samples, 0, comm) for plan, samples in work]
+
+        return [max(peaks) for peaks in zip(*run_ranks(2, body, timeout_s=600), strict=True)]

@@ -110,11 +110,12 @@ class Crew:
 
         meanwhile: work for this thread while they compute. num_samples: what is run again after a break. judge: does
         what came back count? Raises PoolError with too few workers, or when the same workers fail MAX_ATTEMPTS times;
-        CorruptSamples when a sample can't be read; an error of Zellige inside a worker as it is.
+        CorruptSamples when a sample can't be read, WorkersStarved when memory did not suffice; an error of Zellige
+        inside a worker as it is.
         """
         failures = 0
         while True:
-            start, size = time.monotonic(), self.epoch.size
+            start, size, epoch = time.monotonic(), self.epoch.size, self.epoch
             call = self._pool.submit(method, args(self.epoch))
             if meanwhile is not None:
                 meanwhile(self.epoch)
@@ -124,6 +125,8 @@ class Crew:
             self._regroup(method, call, gathered, start, num_samples)
             if gathered.corrupt:
                 raise CorruptSamples(gathered.corrupt, gathered.why())
+            if gathered.starved:
+                raise WorkersStarved(epoch, gathered.starved)
             failures = 0 if self.epoch.size < size else failures + 1
             if failures >= MAX_ATTEMPTS:
                 raise PoolError(f"{method} failed {MAX_ATTEMPTS} times with the same workers: {gathered.why()}")
@@ -255,7 +258,7 @@ class Crew:
         try:
             self._membership.break_up(call, gathered, self._decided())
         finally:
-            if not self._gone and not gathered.corrupt:
+            if not self._gone and not gathered.corrupt and not gathered.starved:
                 self._notice(NoteEvent("warning", f"{method} was broken and is run again: {gathered.why()}"))
             self._tell_gone(time.monotonic() - start, num_samples)
 
@@ -283,3 +286,11 @@ class CorruptSamples(Exception):  # noqa: N818  (a turn of events, not a fault)
     def __init__(self, ids: tuple[str, ...], why: str) -> None:
         super().__init__(why)
         self.ids = ids
+
+
+class WorkersStarved(Exception):  # noqa: N818  (a turn of events, not a fault)
+    """Workers ran out of memory; the crew has regrouped and is ready for another plan. epoch: in which it happened."""
+
+    def __init__(self, epoch: Epoch, workers: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"{w}: {said}" for w, said in workers.items()))
+        self.epoch, self.workers = epoch, workers

@@ -22,6 +22,7 @@ from zellige_ray.actors.dispatch import Dispatch
 from zellige_ray.actors.journal import Journal
 from zellige_ray.actors.membership import Rewound, StateLost
 from zellige_ray.actors.memory import Memory, read_hardware, write_hardware, write_members
+from zellige_ray.actors.memory_guard import MemoryGuard
 from zellige_ray.actors.messages import Decision, Epoch, Member, Vote
 from zellige_ray.actors.planning import Planned, Planner
 from zellige_ray.actors.pool import Gathered, Pool
@@ -29,6 +30,7 @@ from zellige_ray.actors.prepared import Start
 from zellige_ray.actors.rates import describe, find_rates
 from zellige_ray.actors.retreat import Retreat
 from zellige_ray.actors.saver import Saver
+from zellige_ray.actors.weighed import find_memory
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.record import Record
@@ -91,6 +93,7 @@ class Driver:
         saved = checkpoint_files.read_position(newest).step if newest is not None else start.step
         self._saver = Saver(folder, config.checkpoint.keep, saved, emit, config.state.layout)
         self._asides = Asides(config, folder, train, held_out, self.tokens, self._dispatch, self._crew, self._journal)
+        self._guard = MemoryGuard(config.placement.memory_margin, emit)
         self._position = start.sampler
         self._retreat = Retreat(folder)
         self._skipped = 0
@@ -198,7 +201,8 @@ class Driver:
             pass
         hardware = self._hardware
         write_hardware(self._folder, hardware)
-        self._dispatch.planner = Planner(self._spec, model, hardware, self._speeds, self._config.placement.policy)
+        policy, weighed = self._config.placement.policy, find_memory(self._config, self._folder, known, self._crew)
+        self._dispatch.planner = Planner(self._spec, model, hardware, self._speeds, policy, self._guard, weighed)
         self._emit(PhaseEvent("profile", 1, 1))
         self._emit(NoteEvent("info", f"{counted(self._crew.epoch.size, 'rank')}; {describe(hardware)}"))
 
@@ -315,6 +319,7 @@ class Driver:
         decided = self._rule.commit(log)
         self._position = after
         self._journal.stepped(decided.step, pass_, epoch, planned, votes, samples, seconds)
+        self._guard.see(epoch, [v.times for v in votes])
         assert planned.plan.predicted is not None
         self._speeds.see(epoch.workers, planned.speeds, planned.plan.predicted.ranks, [v.times for v in votes])
         self._check_finite(decided.update, samples)

@@ -8,6 +8,7 @@ import os
 import torch
 
 from zellige_ray.config import RunConfig
+from zellige_ray.training.live_bytes import resident_bytes
 
 
 def model_hash(module: torch.nn.Module) -> str:
@@ -21,6 +22,19 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def room_bytes(device: torch.device, config: RunConfig) -> int:
+    """What one worker may fill with tensors: what the device has left, or less where workers.memory_bytes says so.
+
+    Workers share a CPU's memory evenly, each less what its process has already.
+    """
+    if device.type == "cuda":
+        room = int(torch.cuda.mem_get_info(device)[0])
+    else:
+        room = max(1, memory_bytes(device) // torch_workers(config) - resident_bytes())
+    limit = config.workers.memory_bytes
+    return room if limit is None else min(room, limit)
 
 
 def torch_workers(config: RunConfig) -> int:

@@ -36,6 +36,7 @@ from zellige_ray.words import counted
 KEPT_PLANS = 50
 DRIVER = "driver"
 RESTARTED = "the driver died and started again"
+MEMORY = "memory"
 MAX_RESTARTS = 5  # drivers in a row that committed nothing; then it is no accident
 DISK_POLL_S = 2.0
 FLOAT_BYTES = 4  # a preset wants a number; FLOPs don't depend on it
@@ -122,6 +123,10 @@ class Journal:
         for sample in samples:
             self._event(QUARANTINED, sample)
         self._emit(NoteEvent("warning", f"{', '.join(samples)} can't be read, and set aside: {why}"))
+
+    def starved(self, what: str) -> None:
+        """Workers ran out of memory; the same batch is planned again."""
+        self._event(MEMORY, what)
 
     def restarted(self, silent_s: float) -> None:
         """A driver took the place of one that died. silent_s: since the last sign of that one."""

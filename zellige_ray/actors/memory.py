@@ -38,7 +38,10 @@ class Memory:
 
 def write_members(folder: Path, token: str, epoch: Epoch) -> None:
     """Says who is alive, for a person and for the next driver; token: of the launch. Replaces the file at once."""
-    members = [{"worker": m.worker, "node": m.node, "pid": m.pid, "device": m.device} for m in epoch.members]
+    members = [
+        {"worker": m.worker, "node": m.node, "pid": m.pid, "device": m.device, "memory_bytes": m.memory_bytes}
+        for m in epoch.members
+    ]
     value = {"launch": token, "driver_pid": os.getpid(), "epoch": epoch.number, "members": members}
     write_file(folder / run_folder.MEMBERS, json.dumps(value, indent=1))
 

@@ -140,6 +140,13 @@ class Corrupt:
 
 
 @dataclass(frozen=True, slots=True)
+class Starved:
+    """The value of a broken reply: this worker's memory did not suffice. said: by its allocator."""
+
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
 class Saving:
     """A checkpoint that a worker writes in the background. done: all is on the disk, or `error` says why not."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from zellige_ray.actors.memory_guard import MemoryGuard
 from zellige_ray.actors.messages import Epoch
 from zellige_ray.actors.speeds import Speeds
 from zellige_ray.data.index import SampleMeta
 from zellige_ray.models.specs import ModelSpec
 from zellige_ray.placement import Cluster, CostModel, HardwareProfile, ModelPreset, Plan, make_plan
 from zellige_ray.placement import Sequence as Lengths
+from zellige_ray.placement.memory import MemoryModel
 
 KEPT_PLANS = 8
 
@@ -29,18 +31,27 @@ class Planner:
     """Makes plans for the workers of an epoch, at their speeds."""
 
     def __init__(
-        self, spec: ModelSpec, model: ModelPreset, hardware: HardwareProfile, speeds: Speeds, policy: str
+        self,
+        spec: ModelSpec,
+        model: ModelPreset,
+        hardware: HardwareProfile,
+        speeds: Speeds,
+        policy: str,
+        guard: MemoryGuard,
+        memory: MemoryModel | None = None,
     ) -> None:
+        """memory: as it was weighed; None: by formula."""
         self.spec, self.hardware, self.policy = spec, hardware, policy
-        self.cost = CostModel(hardware, model)
+        self.cost = CostModel(hardware, model, measured_memory=memory)
+        self.guard = guard
         self.speeds = speeds
-        self._made: dict[tuple[int, str, tuple[str, ...]], Planned] = {}
+        self._made: dict[tuple[int, tuple[int, ...], str, tuple[str, ...]], Planned] = {}
 
     def cluster(self, epoch: Epoch) -> Cluster:
         """The ranks of an epoch as the planner sees them."""
         return Cluster(
             node_of_rank=epoch.node_of_rank(),
-            memory_bytes=tuple(m.memory_bytes for m in epoch.members),
+            memory_bytes=self.guard.limits(epoch),
             speed=tuple(self.speeds.of(w) for w in epoch.workers),
         )
 
@@ -49,16 +60,20 @@ class Planner:
 
         Raises PlanError when the batch fits nowhere.
         """
-        key = (epoch.number, policy or self.policy, tuple(s.id for s in samples))
+        key = (epoch.number, self.guard.limits(epoch), policy or self.policy, tuple(s.id for s in samples))
         if key not in self._made:
             start, cluster = time.perf_counter(), self.cluster(epoch)
             plan = make_plan(
                 [Lengths(s.id, self.spec.tokens(s.latent_shape), s.text_tokens, s.weight) for s in samples],
                 cluster,
                 self.cost,
-                policy=key[1],
+                policy=key[2],
                 epoch=epoch.number,
             )
             made = Planned(plan, time.perf_counter() - start, cluster.speed)
             self._made = dict([*self._made.items(), (key, made)][-KEPT_PLANS:])
         return self._made[key]
+
+    def starve(self, epoch: Epoch, plan: Plan, workers: Mapping[str, str]) -> str:
+        """Workers ran out of memory on a plan: the next ones give them less. Says what weighed most."""
+        return self.guard.tighten(epoch, plan, self.cost, workers)

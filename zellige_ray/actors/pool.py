@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from zellige_ray.actors.messages import Corrupt, Member, Reply, Standing
+from zellige_ray.actors.messages import Corrupt, Member, Reply, Standing, Starved
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,11 @@ class Gathered:
         """Samples that some worker could not read, by id."""
         found = {i for r in self.replies.values() if isinstance(r.value, Corrupt) for i in r.value.ids}
         return tuple(sorted(found))
+
+    @property
+    def starved(self) -> dict[str, str]:
+        """Workers that ran out of memory, with what their allocators said."""
+        return {w: r.value.said for w, r in self.replies.items() if isinstance(r.value, Starved)}
 
     def why(self) -> str:
         """One line: who is lost, broken or silent, and why."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 import zellige_ray
-from zellige_ray.actors.identity import memory_bytes, model_hash, torch_workers
+from zellige_ray.actors.identity import model_hash, room_bytes
 from zellige_ray.actors.messages import (
     Corrupt,
     Decision,
@@ -23,6 +22,7 @@ from zellige_ray.actors.messages import (
     Reply,
     Saving,
     Standing,
+    Starved,
     Vote,
 )
 from zellige_ray.attention.comm import Comm
@@ -38,9 +38,12 @@ from zellige_ray.training import checkpoint_files, checkpoint_io, profile
 from zellige_ray.training.batch import Loader
 from zellige_ray.training.layouts import Place
 from zellige_ray.training.layouts.copies import Copies, needed
+from zellige_ray.training.live_bytes import StepPeak
+from zellige_ray.training.out_of_memory import let_go, out_of_memory
 from zellige_ray.training.previews import Previews
 from zellige_ray.training.runner import Runner
 from zellige_ray.training.state import TrainState
+from zellige_ray.training.weigh import peak_of_step, weigh
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}  # of weights and optimizer
 
@@ -69,6 +72,7 @@ class Worker:
         config = self.config
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         dtype = DTYPES[config.engine.dtype]
+        memory, self._peak = room_bytes(self._device, config), StepPeak(self._device)
         cache = LatentCache(Path(self.cache_folder))
         text_dim = cache.text_dim
         self._adapter: ModelAdapter = get_adapter(config.model.name)
@@ -82,7 +86,6 @@ class Worker:
             at = checkpoint_files.read_position(Path(checkpoint)).step
         loader = Loader(cache, text_dim, self._adapter, self._spec, config.loss, config.seed, dtype, self._device)
         self._runner = Runner(bound, self._state, loader, config.engine, config.model.heads)
-        memory = memory_bytes(self._device) // (1 if self._device.type == "cuda" else torch_workers(config))
         self._vote = None
         self._member = Member(
             self.name, self.node, os.getpid(), str(self._device), memory, at,
@@ -122,6 +125,18 @@ class Worker:
     def measure(self, epoch: int) -> Reply:
         """Times the model's own blocks and the wire, all ranks in lock step."""
         return self._guard(epoch, self._measure)
+
+    def weigh(self, epoch: int) -> Reply:
+        """The memory model of this rank, from a few small steps; the value is a MemoryModel."""
+        return self._sparing(epoch, lambda: weigh(self._runner, self.config.model, self._comm))
+
+    def peak(self, order: Order) -> Reply:
+        """Most bytes that tensors of this rank hold in a step that will never count; gradients only."""
+
+        def count() -> int:
+            return peak_of_step(self._runner, order.plan, order.samples, order.pass_, self._comm, update=False)
+
+        return self._on(order, count)
 
     def step(self, order: Order) -> Reply:
         """Gradients of one step, reduced over all ranks, kept until they are decided; the value is a Vote."""
@@ -190,6 +205,18 @@ class Worker:
         except CommError as fault:
             return Reply(self.name, epoch, "broken", reason=f"{type(fault).__name__}: {fault}")
 
+    def _sparing(self, epoch: int, work: Callable[[], Any]) -> Reply:
+        """As `_guard`; where memory does not suffice that is the answer, and nothing of the work stays."""
+        try:
+            return self._guard(epoch, work)
+        except (MemoryError, RuntimeError) as fault:
+            said = out_of_memory(fault)
+            if said is None:
+                raise
+        self._vote = None
+        let_go(self._device)  # the fault is gone by now, and with it the frames that held tensors
+        return Reply(self.name, epoch, "broken", Starved(said), f"out of memory: {said}")
+
     def _unreadable(self, samples: Sequence[SampleMeta]) -> tuple[str, ...]:
         """The samples that this worker can't read, in order of their ids."""
         cache, bad = LatentCache(Path(self.cache_folder)), []
@@ -204,13 +231,13 @@ class Worker:
         if order.epoch != self._epoch:
             return Reply(self.name, order.epoch, "broken", reason=f"this worker is in epoch {self._epoch}")
 
-        def decided_first() -> Any:
+        def settle() -> None:
             self._apply(order.decided)
             self._keep_copies()
-            return work()
 
         try:
-            return self._guard(order.epoch, decided_first)
+            applied = self._guard(order.epoch, settle)
+            return self._sparing(order.epoch, work) if applied.status == "ok" else applied
         except DataError as fault:
             bad = self._unreadable(order.samples)
             if not bad:
@@ -285,13 +312,14 @@ class Worker:
 
     def _gradients(self, order: Order, keep: bool) -> Vote:
         self._vote = None
+        self._peak.restart()
         start, started = time.perf_counter(), time.time()
         out = self._runner.gradients(order.plan, order.samples, order.pass_, self._comm)
         if keep:
             self._copies.land()
         rank = self._comm.rank if self._comm is not None else 0
-        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        times = RankTimes(rank, out.linear_s, out.attention_s, out.exchange_s, out.idle_s, out.tokens, rss)
+        rss, peak = self._peak.resident(), self._peak.read()
+        times = RankTimes(rank, out.linear_s, out.attention_s, out.exchange_s, out.idle_s, out.tokens, rss, peak)
         step = self._state.step + 1
         seconds = time.perf_counter() - start
         vote = Vote(

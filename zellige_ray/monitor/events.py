@@ -16,7 +16,11 @@ from zellige_ray.placement.plan import RankLoad
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """What one rank was measured to do in a step. Units: seconds, tokens, bytes."""
+    """What one rank was measured to do in a step. Units: seconds, tokens, bytes.
+
+    rss_bytes: most resident memory of its process. peak_bytes: most memory of the step, to be compared with the rank's
+    limit: of its GPU's tensors, or of its process beyond what that had before its model; 0 where nobody measured.
+    """
 
     rank: int
     linear_s: float
@@ -25,6 +29,7 @@ class RankTimes:
     idle_s: float
     tokens: int
     rss_bytes: int
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from zellige_ray.monitor import run_folder
 
 
 class RankName(NamedTuple):
-    """A rank's worker, and the node that it runs on."""
+    """A rank's worker, the node that it runs on, and what it may fill; None where that is not known. Units: bytes."""
 
     worker: str
     node: str
+    memory_bytes: int | None = None
 
 
 UNKNOWN = RankName("", "")
@@ -23,7 +24,9 @@ def read_members(folder: Path) -> tuple[int, tuple[RankName, ...]]:
     """(epoch, names in rank order); (-1, nothing) where the file is missing or just being replaced."""
     try:
         value = json.loads((folder / run_folder.MEMBERS).read_text(encoding="utf-8"))
-        return int(value["epoch"]), tuple(RankName(str(m["worker"]), str(m["node"])) for m in value["members"])
+        return int(value["epoch"]), tuple(
+            RankName(str(m["worker"]), str(m["node"]), m.get("memory_bytes")) for m in value["members"]
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return -1, ()
 

@@ -174,6 +174,32 @@ class ProcessPeak:
         return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+class StepPeak:
+    """The most memory of one step, cheap enough for every step: of a GPU's tensors, or of the process beyond its base.
+
+    The base is what the process has when this is made: interpreter and libraries.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._process = device, ProcessPeak()
+
+    def restart(self) -> None:
+        """A step begins."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._process.restart()
+
+    def read(self) -> int:
+        """The most since then. Units: bytes."""
+        if self._device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self._device))
+        return max(0, self._process.read() - self._process.base)
+
+    def resident(self) -> int:
+        """The most resident memory of the process since then. Units: bytes."""
+        return self._process.read()
+
+
 def resident_bytes() -> int:
     """Resident memory of this process now; where the system does not say, the most it ever had. Units: bytes."""
     return _status("VmRSS") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -78,7 +78,7 @@ def weigh(runner: Runner, model: ModelConfig, comm: Comm | None = None) -> Memor
         round_ = _round(tokens, caption, heads, shard_rank=0, tile_rank=0)
         steps.append(step(round_))
         facts.append((1.0, sum(tokens), len(tokens) * caption, len(tokens)))
-    size = runner.loader.dtype.itemsize
+    size = 2 if runner.engine.dtype == "bfloat16" else runner.loader.dtype.itemsize  # of what attention takes
     buffers = LayerBuffers(heads, model.head_dim * size, 8 if size == 8 else 4)
     facts_P4 = np.array(facts)
     outside_4K = _fit(facts_P4, [s.outside for s in steps])
@@ -166,7 +166,7 @@ def _step(runner: Runner, round_: Round, comm: Comm | None) -> Counted:
         live.lap()
         with runner.state.layout.running(comm):
             share = make_share(runner.loader, layout, round_)
-            loss = flow_matching_loss(runner.bound(share.packed, engine), share.target_TCphw, share.weight_T)
+            loss = flow_matching_loss(runner.predict(share.packed, engine), share.target_TCphw, share.weight_T)
             torch.autograd.backward(loss)
         clock.outside.append(live.lap())
     runner.state.layout.zero()

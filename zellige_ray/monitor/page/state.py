@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from zellige_ray.monitor.events import (
 )
 from zellige_ray.monitor.figures import flops_per_s, hfu
 from zellige_ray.monitor.history import WINDOW
-from zellige_ray.monitor.members import Names
+from zellige_ray.monitor.members import Names, RankName
 from zellige_ray.monitor.progress import membership_line
 from zellige_ray.monitor.slowest import slowest
 from zellige_ray.placement.plan import RankLoad
@@ -222,10 +223,15 @@ class PageState:
             "planned": [None if p is None else [_number(v) for v in _row(p)] for _, p in rows],
             "measured": [[_number(v) for v in _row(m)] for m, _ in rows],
             "tokens": [m.tokens for m, _ in rows],
-            "memory_bytes": [m.rss_bytes for m, _ in rows],
+            "memory_bytes": [m.peak_bytes or m.rss_bytes for m, _ in rows],
             "planned_bytes": [None if p is None else p.peak_bytes for _, p in rows],
-            "limit_bytes": None if self._rates is None else self._rates.memory_bytes,
+            "limit_bytes": [self._limit(names, i) for i in range(len(rows))],
         }
+
+    def _limit(self, names: Sequence[RankName], rank: int) -> int | None:
+        """What a rank may fill; that of the fullest one where its own is not known."""
+        own = names[rank].memory_bytes if rank < len(names) else None
+        return own if own is not None else None if self._rates is None else self._rates.memory_bytes
 
     def _columns(self) -> dict[str, list[Any]]:
         """The kept steps, thinned evenly to SHOWN_POINTS, the newest always there."""
