@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from zellige_ray.config import SinkName
+from zellige_ray.data.media import write_png
 from zellige_ray.errors import ConfigError
-from zellige_ray.monitor.events import Event, HeldOutEvent, StepEvent
+from zellige_ray.monitor.events import Event, HeldOutEvent, PreviewEvent, StepEvent
 from zellige_ray.monitor.simulation import Simulation
 from zellige_ray.monitor.sinks import Sink, SinkRun, check_sinks, sinks
 from zellige_ray.monitor.sinks import feed as feeds
@@ -174,6 +176,50 @@ def test_tensorboard_reads_back_every_number(run: SinkRun, simulation: Simulatio
     assert set(got) == {name for _, values in rows for name in values}
     for name, points in got.items():
         assert points == [(s, pytest.approx(v, rel=1e-6)) for s, v in curve(rows, name)]
+
+
+@pytest.fixture
+def preview(run: SinkRun) -> PreviewEvent:
+    """A picture and a clip in the run folder, and one that is gone."""
+    folder = run.folder / "previews" / "step-000003"
+    folder.mkdir(parents=True)
+    write_png(folder / "cat.png", np.full((6, 8, 3), 200, dtype=np.uint8))
+    write_png(folder / "sea.png", np.full((4, 10, 3), 100, dtype=np.uint8))
+    (folder / "sea.mp4").write_bytes(b"a clip")
+    names = ("cat.png", "sea.mp4", "gone.png")
+    return PreviewEvent(3, tuple(f"previews/step-000003/{name}" for name in names))
+
+
+def told(run: SinkRun, name: str, event: Event) -> None:
+    feed = Feed(run, {name: sinks[name]}, interval_s=0.01)
+    feed.see(event)
+    feed.close(60.0)
+    assert feed.warnings() == []
+
+
+def test_tensorboard_shows_the_stills_of_previews_at_their_step(run: SinkRun, preview: PreviewEvent) -> None:
+    pytest.importorskip("tensorboard", reason="pip install 'zellige-ray[tensorboard]'")
+    told(run, "tensorboard", preview)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    seen = EventAccumulator(str(run.folder / "tensorboard"), size_guidance={"images": 0})
+    seen.Reload()
+    shown = {tag: seen.Images(tag)[0] for tag in seen.Tags()["images"]}
+    assert shown.keys() == {"preview/cat", "preview/sea"}
+    assert {one.step for one in shown.values()} == {3}
+    sea = shown["preview/sea"]
+    assert (sea.width, sea.height) == (10, 4)
+    assert sea.encoded_image_string == (run.folder / "previews" / "step-000003" / "sea.png").read_bytes()
+
+
+@needs("mlflow")
+@pytest.mark.filterwarnings("default")
+def test_mlflow_keeps_previews_as_files(run: SinkRun, preview: PreviewEvent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    told(run, "mlflow", preview)
+    kept_files = {p.name: p.read_bytes() for p in (run.folder / "mlruns").rglob("previews/step-000003/*")}
+    assert kept_files.keys() == {"cat.png", "sea.mp4"}
+    assert kept_files["sea.mp4"] == b"a clip"
 
 
 def leveldb_records(data: bytes, block: int = 32_768) -> Iterator[bytes]:

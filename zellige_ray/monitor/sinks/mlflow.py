@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zellige_ray.monitor.events import Event
+from zellige_ray.monitor.sinks.pictures import pictures
 from zellige_ray.monitor.sinks.scalars import Scalars
 from zellige_ray.monitor.sinks.sink import SinkRun
 
@@ -34,6 +35,7 @@ class Mlflow:
         self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
         for key, value in _leaves(run.config):
             self._client.log_param(self._run_id, key, value)
+        self._folder = run.folder
         self._scalars = Scalars()
 
     def write(self, events: Sequence[Event]) -> None:
@@ -45,6 +47,9 @@ class Mlflow:
         ]
         for start in range(0, len(rows), MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=rows[start : start + MAX_METRICS])
+        for picture in pictures(events, self._folder):
+            place = str(picture.file.parent.relative_to(self._folder))
+            self._client.log_artifact(self._run_id, str(picture.file), place)
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from zellige_ray.monitor.events import Event
+from zellige_ray.monitor.sinks.pictures import pictures
 from zellige_ray.monitor.sinks.scalars import Scalars
 from zellige_ray.monitor.sinks.sink import SinkRun
 
@@ -27,11 +28,15 @@ class WeightsAndBiases:
             dir=str(run.folder),
             config=run.config,
         )
+        self._folder, self._image, self._video = run.folder, wandb.Image, wandb.Video
         self._scalars = Scalars()
 
     def write(self, events: Sequence[Event]) -> None:
         for step, values in self._scalars.of(events):
             self._run.log(values, step=step)
+        for picture in pictures(events, self._folder):
+            make = self._image if picture.file.suffix == ".png" else self._video
+            self._run.log({picture.name: make(str(picture.file))}, step=picture.step)
 
     def close(self) -> None:
         self._run.finish()
