@@ -167,7 +167,7 @@ config = parse_config({"data": {"source": "none"}, "batch": {"samples": 4}, "wor
                        "model": {"name": "dit", "layers": 2, "heads": 4, "head_dim": 64}})
 worker = Worker("w", "node", config, str(cache.folder), lambda store: store)
 worker.setup(None)
-assert worker.join(Invitation(0, 0, 1, None, Decision(0), None)).status == "ok"
+assert worker.join(Invitation(0, 0, (0,), 1, None, Decision(0))).status == "ok"
 samples = sorted(cache.index().samples, key=lambda s: worker._spec.tokens(s.latent_shape))
 
 def step(samples):

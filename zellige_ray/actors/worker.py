@@ -34,6 +34,7 @@ from zellige_ray.models.adapter import ModelAdapter
 from zellige_ray.models.registry import get_adapter
 from zellige_ray.models.specs import get_spec
 from zellige_ray.monitor.events import RankTimes
+from zellige_ray.placement.memory import MemoryModel
 from zellige_ray.training import checkpoint_files, checkpoint_io, profile
 from zellige_ray.training.batch import Loader
 from zellige_ray.training.layouts import Place
@@ -43,7 +44,7 @@ from zellige_ray.training.out_of_memory import let_go, out_of_memory
 from zellige_ray.training.previews import Previews
 from zellige_ray.training.runner import Runner
 from zellige_ray.training.state import TrainState
-from zellige_ray.training.weigh import peak_of_step, weigh
+from zellige_ray.training.weigh import peak_of_step, state_bytes, weigh
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}  # of weights and optimizer
 
@@ -128,7 +129,13 @@ class Worker:
 
     def weigh(self, epoch: int) -> Reply:
         """The memory model of this rank, from a few small steps; the value is a MemoryModel."""
-        return self._sparing(epoch, lambda: weigh(self._runner, self.config.model, self._comm))
+
+        def work() -> MemoryModel:
+            model = weigh(self._runner, self.config.model, self._comm)
+            self._peak.settle(state_bytes(self._runner))
+            return model
+
+        return self._sparing(epoch, work)
 
     def peak(self, order: Order) -> Reply:
         """Most bytes that tensors of this rank hold in a step that will never count; gradients only."""

@@ -177,11 +177,15 @@ class ProcessPeak:
 class StepPeak:
     """The most memory of one step, cheap enough for every step: of a GPU's tensors, or of the process beyond its base.
 
-    The base is what the process has when this is made: interpreter and libraries.
+    The base is what the process has when this is made, interpreter and libraries, or what `settle` finds.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._process = device, ProcessPeak()
+
+    def settle(self, tensor_bytes: int) -> None:
+        """The process has loaded what it needs: beyond `tensor_bytes`, what it has now is no step's doing."""
+        self._process.base = max(self._process.base, resident_bytes() - tensor_bytes)
 
     def restart(self) -> None:
         """A step begins."""
