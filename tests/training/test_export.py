@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.models.conftest import make_batch
 from tests.models.test_families import plain
 from tests.training.saved_run import TEXT_DIM, write_run
 from zellige_ray import cli
+from zellige_ray.config import load_config
 from zellige_ray.models import get_adapter, get_spec
 from zellige_ray.models.architecture import origins
 from zellige_ray.training import checkpoint_files
@@ -278,3 +281,23 @@ def test_a_disk_that_is_full_is_named_and_leaves_no_folder_behind(
     assert export(wan_run.folder, "--to", small_disk / "out") == 2
     assert "No space left on device" in capsys.readouterr().err
     assert list(small_disk.iterdir()) == []
+
+
+def test_the_commands_of_the_document_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports are made, training is configured; every `zellige` line of docs/training.md is one of both."""
+    text = (Path(__file__).parent.parent.parent / "docs" / "training.md").read_text()
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL))
+    commands = [shlex.split(line, comments=True)[1:] for line in blocks.splitlines() if line.startswith("zellige")]
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "whole", WAN, steps=50)
+    write_run(tmp_path / "runs" / "adapted", WAN | {"lora": {"rank": 2}})
+    Path("my.yaml").write_text("data: {source: mini}\nbatch: {samples: 2}\n")
+    for verb, *words in commands:
+        if verb == "train":
+            load_config(words[0], words[1:])
+            continue
+        assert verb == "export" and words[0] == "runs/latest"
+        run = "adapted" if words[2] in ("adapters", "merged") else "whole"
+        assert export(f"runs/{run}", *words[1:]) == 0, words
+        assert any(Path(words[2]).iterdir())
+    assert {verb for verb, *_ in commands} == {"train", "export"}
