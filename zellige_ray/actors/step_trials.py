@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 
 from zellige_ray.actors.crew import Crew
+from zellige_ray.actors.memory_guard import MemoryGuard
 from zellige_ray.actors.messages import Decision, Order
 from zellige_ray.actors.planning import Planner
 from zellige_ray.actors.process_pool import ProcessPool
 from zellige_ray.actors.rates import find_rates
+from zellige_ray.actors.speeds import Speeds
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.mini_latents import write_mini_latents
@@ -88,13 +90,13 @@ class StepTrials:
         is not slow.
         """
         hardware, speeds = find_rates(None, None, self._crew)
-        epoch, first = self._crew.epoch, Planner(self._spec, self._model, hardware, speeds, "zellige")
+        epoch, first = self._crew.epoch, self._planner(hardware, speeds)
         for batch in batches:
             planned = first.plan(batch, epoch)
             assert planned.plan.predicted is not None
             times = self.step(planned.plan, batch).times
             speeds.see(epoch.workers, planned.speeds, planned.plan.predicted.ranks, times)
-        return Planner(self._spec, self._model, hardware, speeds, "zellige")
+        return self._planner(hardware, speeds)
 
     def speeds(self, planner: Planner) -> list[float]:
         """Relative speed of each rank, as the planner sees it."""
@@ -164,6 +166,10 @@ class StepTrials:
     def static_specs(self) -> list[str]:
         """Every bag spec of the two ranks, as policies."""
         return [f"bags:{spec_text(spec)}" for spec in all_specs(RANKS, self._config.model.heads)]
+
+    def _planner(self, hardware: HardwareProfile, speeds: Speeds) -> Planner:
+        guard = MemoryGuard(self._config.placement.memory_margin, _refuse)
+        return Planner(self._spec, self._model, hardware, speeds, "zellige", guard)
 
     def _sent_bytes(self) -> int:
         replies = self._crew.all("sent_bytes", lambda epoch: {w: () for w in epoch.workers})
