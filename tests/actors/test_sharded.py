@@ -24,7 +24,7 @@ from zellige_ray.training import checkpoint_io
 
 pytestmark = pytest.mark.dist
 STEPS, EVERY = 10, 3
-QUIET: dict[str, Any] = {"steps": STEPS, "placement": {"hardware": "cpu"}}  # nothing is measured
+QUIET: dict[str, Any] = {"steps": STEPS, "placement": {"hardware": "cpu", "policy": "cp"}}  # all is exchanged
 SETTINGS: dict[str, Any] = {**QUIET, "state": {"layout": "fsdp", "every": EVERY}}
 
 
@@ -82,7 +82,7 @@ def test_the_death_of_one_of_four_ranks_in_any_phase_goes_back_to_copies_and_rep
     monkeypatch.setattr(checkpoint_io, "load", lambda *_: pytest.fail("a checkpoint was read"))
     doom.timetable = {"worker-2": ("voted" if phase == "join" else phase, 6)}
     if phase == "join":
-        doom.timetable["worker-1"] = ("join", 6)
+        doom.timetable["worker-0"] = ("join", 6)  # worker-1 keeps its copy, worker-3 that of worker-2
     events, summary, _ = churn(tmp_path, cache, make_config(cache, 4, **SETTINGS), doom, {})
     assert worst(last_of_each(events), alone) <= 1e-10
     assert (summary["steps"], summary["samples_lost"], summary["samples_doubled"]) == (STEPS, 0, 0)
