@@ -86,12 +86,12 @@ class StepTrials:
     def planner(self, batches: Sequence[Batch]) -> Planner:
         """A planner that counts with what the workers measure now, link included.
 
-        Speeds are corrected by a step of each batch, as in a run: a rank that something slowed while it was measured
+        Speeds are corrected by two steps of each batch, as in a run: a rank that something slowed while it was measured
         is not slow.
         """
         hardware, speeds = find_rates(None, None, self._crew)
         epoch, first = self._crew.epoch, self._planner(hardware, speeds)
-        for batch in batches:
+        for batch in (*batches, *batches):  # the first ones warm up
             planned = first.plan(batch, epoch)
             assert planned.plan.predicted is not None
             times = self.step(planned.plan, batch).times
