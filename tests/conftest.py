@@ -14,6 +14,14 @@ from hypothesis import settings
 settings.register_profile("busy", deadline=None)  # a machine that does other work too makes no property false
 settings.load_profile("busy")
 
+os.environ["ZELLIGE_CACHE"] = tempfile.mkdtemp(prefix="zc")  # profiles of tests are no user's
+
+
+@pytest.fixture(autouse=True)
+def own_profiles(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test measures for itself, where it measures in this process."""
+    monkeypatch.setenv("ZELLIGE_CACHE", str(tmp_path_factory.mktemp("profiles")))
+
 
 @pytest.fixture(scope="session")
 def ray_instance() -> Iterator[Any]:

@@ -35,11 +35,13 @@ NAMES = {
     "plan",
     "plan_from_json",
     "plan_to_json",
+    "profile",
     "simulate",
     "train",
 }
 SIGNATURES = {
     "train": {"config": None, "overrides": (), "on_event": ...},
+    "profile": {"config": None, "overrides": (), "out": None, "budget_s": 12.0, "say": ...},
     "plan": {"batch": None, "hardware": None, "model": None, "policy": "zellige"},
     "simulate": {
         "workload": None,

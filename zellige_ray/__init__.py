@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 
 _face = {
     "plan": "zellige_ray.api",
+    "profile": "zellige_ray.api",
     "simulate": "zellige_ray.api",
     "train": "zellige_ray.api",
     "RunConfig": "zellige_ray.config",
@@ -70,6 +71,7 @@ __all__ = [
     "plan",
     "plan_from_json",
     "plan_to_json",
+    "profile",
     "simulate",
     "train",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zellige_ray.config import RunConfig, load_config
 from zellige_ray.errors import PlanError
@@ -17,6 +17,9 @@ from zellige_ray.placement.batch import read_batch
 from zellige_ray.placement.planner import make_plan
 from zellige_ray.placement.stream import BEST_STATIC, PolicyFigures, compare
 from zellige_ray.placement.workloads import draw_batch
+
+if TYPE_CHECKING:
+    from zellige_ray.actors.local_profile import LocalProfile
 
 Batch = Iterable[Sequence] | str | Path
 POLICIES = ("zellige", "even", BEST_STATIC, "pow2", "cp", "dp")
@@ -112,6 +115,33 @@ def simulate(
     return tuple(compare(drawn, cluster, CostModel(hardware, model), names))
 
 
+def profile(
+    config: RunConfig | str | Path,
+    overrides: Iterable[str] = (),
+    out: str | None = None,
+    budget_s: float = 12.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> LocalProfile:
+    """Measures the model of a config on workers of this machine and writes a profile: as `zellige profile`.
+
+    out: a file; default where runs look for theirs. say: told what is being done. Raises ConfigError for a bad config,
+    a timing that can't be true, a file that can't be written; PoolError when a worker fails.
+
+    >>> import zellige_ray as zr
+    >>> from zellige_ray.configs import configs
+    >>> zr.profile(configs["mini"], ["model.headz=100"])
+    Traceback (most recent call last):
+    zellige_ray.errors.ConfigError: model.headz: unknown key, the nearest known one is heads
+    """
+    if not isinstance(config, RunConfig):
+        config = load_config(config, overrides)
+    elif tuple(overrides):
+        raise TypeError("overrides go with a path; a RunConfig is complete, use config.model_copy(update=...)")
+    from zellige_ray.actors.local_profile import profile_here
+
+    return profile_here(config, out, budget_s, say)
+
+
 def _hardware(value: HardwareProfile | str | Path) -> HardwareProfile:
     return value if isinstance(value, HardwareProfile) else load_hardware(value)
 
@@ -130,4 +160,4 @@ def _batch(value: Batch) -> tuple[Sequence, ...]:
     return batch
 
 
-__all__ = ["POLICIES", "plan", "simulate", "train"]
+__all__ = ["POLICIES", "plan", "profile", "simulate", "train"]

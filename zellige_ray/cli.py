@@ -32,6 +32,7 @@ verbs: dict[str, Verb] = {
     "train": Verb("zellige_ray.commands.train", "train a Diffusion Transformer by a YAML config"),
     "plan": Verb("zellige_ray.commands.plan", "place one batch, and show the load of every rank"),
     "simulate": Verb("zellige_ray.commands.simulate", "compare policies over a stream of batches, without a GPU"),
+    "profile": Verb("zellige_ray.commands.profile", "measure this machine with the model's own blocks, for planning"),
     "bench": Verb("zellige_ray.commands.bench", "run a benchmark and print its figures"),
     "encode": Verb("zellige_ray.commands.encode", "turn media and captions into a cache of latents"),
     "data": Verb("zellige_ray.commands.data", "fetch the mini data set, or describe a data set"),

@@ -278,6 +278,19 @@ class PlacementConfig(Section):
     memory_margin: float = Field(
         0.05, ge=0, le=0.5, description="Share of a worker's memory that plans leave free; an overshoot raises it."
     )
+    profile: str | None = Field(
+        None,
+        description="File of `zellige profile` to plan with; default: what an earlier run left in ~/.cache/zellige.",
+    )
+    profile_s: PositiveFloat = Field(3.0, description="Seconds that workers measure for where no profile is there.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PlacementConfig:
+        if self.hardware is not None and self.profile is not None:
+            raise ValueError(
+                f"placement.hardware is {self.hardware!r} and placement.profile is {self.profile!r}: name one of them"
+            )
+        return self
 
 
 class CheckpointConfig(Section):

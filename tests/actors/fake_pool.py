@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import zellige_ray
+from tests.placement.simulated import simulated_curves
 from zellige_ray.actors.messages import (
     Corrupt,
     Decision,
     Invitation,
-    Measurement,
     Member,
     Order,
     Reply,
@@ -24,6 +24,8 @@ from zellige_ray.actors.messages import (
 from zellige_ray.actors.pool import Adopted, Gathered
 from zellige_ray.monitor.events import RankTimes
 from zellige_ray.placement.memory import MemoryModel, Moment, StateSize
+from zellige_ray.placement.step_curves import StepCurves
+from zellige_ray.training.profile_scope import Probe, Scope
 
 FAKE_MEMORY = MemoryModel(StateSize(1 << 20), (Moment.of("all", tokens=1 << 10),), measured=True)
 
@@ -63,6 +65,7 @@ class FakePool:
 
     slow: worker -> how many times longer it computes. draining: what `leaving` says. odd: versions of workers by name.
     early_deaths: why the first workers die while they are set up.
+    model: width and heads of what they profile.
     """
 
     def __init__(self, faults: Sequence[Fault] = (), nonfinite: Sequence[int] = (), spares: int = 0) -> None:
@@ -76,6 +79,7 @@ class FakePool:
         self.closed = False
         self.corrupt: set[str] = set()
         self.slow: dict[str, float] = {}
+        self.model = (128, 4)
         self.draining: dict[str, str] = {}
         self.odd: dict[str, str] = {}
         self.broken_setups: list[str] = []
@@ -155,7 +159,7 @@ class FakePool:
         starved = self.starve(name, args[0]) if method == "step" and self.starve is not None else None
         if starved is not None:
             return Reply(name, worker.epoch, "broken", Starved(starved), starved)
-        if hurt and method in ("join", "measure", "weigh", "step", "held_out", "denoise", "rehearse"):
+        if hurt and method in ("join", "probe", "measure", "weigh", "step", "held_out", "denoise", "rehearse"):
             return Reply(name, worker.epoch, "broken", reason="a peer is gone")
         return Reply(name, worker.epoch, "ok", getattr(self, f"_{method}")(worker, *args))
 
@@ -184,9 +188,13 @@ class FakePool:
         worker.step = invitation.decided.step  # from its peers
         return worker.step
 
-    def _measure(self, worker: FakeWorker, epoch: int) -> Measurement:
+    def _probe(self, worker: FakeWorker, epoch: int) -> Probe:
         assert epoch == worker.epoch
-        return Measurement(1e10, 8e9, 1e9, 1e-4)
+        return Probe("fake", "none", 1e-3 * self.slow.get(worker.name, 1.0))
+
+    def _measure(self, worker: FakeWorker, epoch: int, scope: Scope) -> StepCurves:
+        assert epoch == worker.epoch and len(scope.nodes) == sum(w.epoch == epoch for w in self.workers.values())
+        return simulated_curves(*self.model)
 
     def _weigh(self, worker: FakeWorker, epoch: int) -> MemoryModel:
         assert epoch == worker.epoch

@@ -121,7 +121,7 @@ def test_two_deaths_at_once_and_one_while_the_next_epoch_forms(tmp_path: Path) -
     assert summary["samples_lost"] == summary["samples_doubled"] == 0
 
 
-@pytest.mark.parametrize("method", ["measure", "held_out", "denoise", "render", "save", "rehearse"])
+@pytest.mark.parametrize("method", ["probe", "measure", "held_out", "denoise", "render", "save", "rehearse"])
 def test_a_death_in_any_other_work_is_survived_and_the_work_done_again(tmp_path: Path, method: str) -> None:
     summary, events = run(tmp_path, FakePool([Fault(method, 1, die=("worker-0",))]))
     assert (summary["steps"], summary["samples_lost"], summary["samples_doubled"]) == (9, 0, 0)

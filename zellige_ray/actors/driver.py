@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from zellige_ray.actors.asides import Asides
 from zellige_ray.actors.batches import Batches
+from zellige_ray.actors.calibration import Calibration
 from zellige_ray.actors.commit import CommitRule, decide_again
 from zellige_ray.actors.crew import CorruptSamples, Crew
 from zellige_ray.actors.dispatch import Dispatch
@@ -37,8 +38,8 @@ from zellige_ray.data.record import Record
 from zellige_ray.data.sampler import SamplerState
 from zellige_ray.errors import CheckpointError, DataError, PoolError, ZelligeError
 from zellige_ray.models.specs import get_spec
-from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent
-from zellige_ray.placement import HardwareProfile
+from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent, RankTimes
+from zellige_ray.placement import HardwareProfile, ModelPreset, Prediction
 from zellige_ray.placement.hardware import State
 from zellige_ray.training import checkpoint_files
 from zellige_ray.training.checkpoint_files import Position
@@ -197,18 +198,23 @@ class Driver:
     def _make_planner(self, known: HardwareProfile | None) -> None:
         model = self._spec.preset(self._config.model, DTYPE_BYTES[self._config.engine.dtype])
         self._emit(PhaseEvent("profile", 0, 1))
-        while not self._survives(lambda: self._find_rates(known)):
+        while not self._survives(lambda: self._find_rates(model, known)):
             pass
         hardware = self._hardware
+        self._calibration = Calibration(hardware)
         write_hardware(self._folder, hardware)
         policy, weighed = self._config.placement.policy, find_memory(self._config, self._folder, known, self._crew)
         self._dispatch.planner = Planner(self._spec, model, hardware, self._speeds, policy, self._guard, weighed)
         self._emit(PhaseEvent("profile", 1, 1))
-        self._emit(NoteEvent("info", f"{counted(self._crew.epoch.size, 'rank')}; {describe(hardware)}"))
+        self._emit(NoteEvent("info", f"{counted(self._crew.epoch.size, 'rank')}; {describe(self._rates)}"))
 
-    def _find_rates(self, known: HardwareProfile | None) -> None:
+    def _say(self, level: Literal["info", "warning"], text: str) -> None:
+        self._emit(NoteEvent(level, text))
+
+    def _find_rates(self, model: ModelPreset, known: HardwareProfile | None) -> None:
         named = self._config.placement.hardware
-        hardware, self._speeds = find_rates(named, known, self._crew)
+        self._rates = find_rates(self._config, model, self._text_dim, known, self._crew, self._say)
+        hardware, self._speeds = self._rates.hardware, self._rates.speeds
         state: State = "replicated" if self._config.state.layout == "replicated" else "fsdp"
         self._hardware = hardware if named is not None else replace(hardware, state=state)
 
@@ -321,7 +327,9 @@ class Driver:
         self._journal.stepped(decided.step, pass_, epoch, planned, votes, samples, seconds)
         self._guard.see(epoch, [v.times for v in votes])
         assert planned.plan.predicted is not None
-        self._speeds.see(epoch.workers, planned.speeds, planned.plan.predicted.ranks, [v.times for v in votes])
+        times = [v.times for v in votes]
+        self._speeds.see(epoch.workers, planned.speeds, planned.plan.predicted.ranks, times)
+        self._recalibrate(planned, planned.plan.predicted, times)
         self._check_finite(decided.update, samples)
 
     def _compare(self) -> None:
@@ -329,6 +337,18 @@ class Driver:
             self._asides.compare()
         except (Rewound, StateLost):
             self._emit(NoteEvent("warning", "the state was lost while policies were compared: there is no comparison"))
+
+    def _recalibrate(self, planned: Planned, predicted: Prediction, times: Sequence[RankTimes]) -> None:
+        """What the step took flows back into the next plans; kept for the next driver, and for the next run."""
+        calibration = self._calibration
+        if not calibration.see(planned.scale, predicted, times):
+            return
+        self._dispatch.planner.recalibrate(calibration.hardware, calibration.scale)
+        write_hardware(self._folder, calibration.hardware)
+        self._rates.keep(calibration.hardware)
+        drift = calibration.drift()
+        if drift:
+            self._say("warning", drift)
 
     def _check_finite(self, finite: bool, samples: Sequence[SampleMeta]) -> None:
         self._skipped = 0 if finite else self._skipped + 1

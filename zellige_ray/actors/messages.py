@@ -154,13 +154,3 @@ class Saving:
     num_bytes: int
     done: bool = False
     error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """A rank's profile. Units: FLOP/s of the cost formula, bytes/s one direction, seconds per message; 0 when alone."""
-
-    linear_flops: float
-    attention_flops: float
-    bytes_per_s: float
-    latency_s: float

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from zellige_ray.actors.calibration import Scale
 from zellige_ray.actors.memory_guard import MemoryGuard
 from zellige_ray.actors.messages import Epoch
 from zellige_ray.actors.speeds import Speeds
@@ -20,11 +21,12 @@ KEPT_PLANS = 8
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, what it took to make, and the relative speeds it counts on. Units: seconds."""
+    """A plan, what it took to make, the relative speeds and the scale of curves it counts on. Units: seconds."""
 
     plan: Plan
     seconds: float
     speeds: tuple[float, ...]
+    scale: Scale
 
 
 class Planner:
@@ -45,7 +47,13 @@ class Planner:
         self.cost = CostModel(hardware, model, measured_memory=memory)
         self.guard = guard
         self.speeds = speeds
+        self.scale = Scale()
         self._made: dict[tuple[int, tuple[int, ...], str, tuple[str, ...]], Planned] = {}
+
+    def recalibrate(self, hardware: HardwareProfile, scale: Scale) -> None:
+        """Counts with other curves from the next plan on; what was made ahead stays."""
+        self.hardware, self.scale = hardware, scale
+        self.cost = replace(self.cost, hardware=hardware)
 
     def cluster(self, epoch: Epoch) -> Cluster:
         """The ranks of an epoch as the planner sees them."""
@@ -70,7 +78,7 @@ class Planner:
                 policy=key[2],
                 epoch=epoch.number,
             )
-            made = Planned(plan, time.perf_counter() - start, cluster.speed)
+            made = Planned(plan, time.perf_counter() - start, cluster.speed, self.scale)
             self._made = dict([*self._made.items(), (key, made)][-KEPT_PLANS:])
         return self._made[key]
 

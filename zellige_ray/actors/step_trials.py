@@ -23,7 +23,7 @@ from zellige_ray.actors.memory_guard import MemoryGuard
 from zellige_ray.actors.messages import Decision, Order
 from zellige_ray.actors.planning import Planner
 from zellige_ray.actors.process_pool import ProcessPool
-from zellige_ray.actors.rates import find_rates
+from zellige_ray.actors.rates import measure_rates
 from zellige_ray.actors.speeds import Speeds
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
@@ -89,7 +89,8 @@ class StepTrials:
         Speeds are corrected by two steps of each batch, as in a run: a rank that something slowed while it was measured
         is not slow.
         """
-        hardware, speeds = find_rates(None, None, self._crew)
+        rates = measure_rates(self._config, self._model, self._crew)
+        hardware, speeds = rates.hardware, rates.speeds
         epoch, first = self._crew.epoch, self._planner(hardware, speeds)
         for batch in (*batches, *batches):  # the first ones warm up
             planned = first.plan(batch, epoch)

@@ -16,7 +16,6 @@ from zellige_ray.actors.messages import (
     Corrupt,
     Decision,
     Invitation,
-    Measurement,
     Member,
     Order,
     Reply,
@@ -35,6 +34,7 @@ from zellige_ray.models.registry import get_adapter
 from zellige_ray.models.specs import get_spec
 from zellige_ray.monitor.events import RankTimes
 from zellige_ray.placement.memory import MemoryModel
+from zellige_ray.placement.step_curves import StepCurves
 from zellige_ray.training import checkpoint_files, checkpoint_io, profile
 from zellige_ray.training.batch import Loader
 from zellige_ray.training.layouts import Place
@@ -42,6 +42,7 @@ from zellige_ray.training.layouts.copies import Copies, needed
 from zellige_ray.training.live_bytes import StepPeak
 from zellige_ray.training.out_of_memory import let_go, out_of_memory
 from zellige_ray.training.previews import Previews
+from zellige_ray.training.profile_scope import Scope
 from zellige_ray.training.runner import Runner
 from zellige_ray.training.state import TrainState
 from zellige_ray.training.weigh import peak_of_step, state_bytes, weigh
@@ -123,9 +124,17 @@ class Worker:
         """Forms the communicator of a new epoch; ranks take their places in it, and the state that goes with them."""
         return self._guard(invitation.epoch, lambda: self._join(invitation))
 
-    def measure(self, epoch: int) -> Reply:
-        """Times the model's own blocks and the wire, all ranks in lock step."""
-        return self._guard(epoch, self._measure)
+    def probe(self, epoch: int) -> Reply:
+        """A short look at this worker's device, all ranks at once; the value is a Probe."""
+        return self._guard(epoch, lambda: profile.probe(self._runner, self._spec, self._comm))
+
+    def measure(self, epoch: int, scope: Scope) -> Reply:
+        """Times the model's own blocks and what ranks do together, all of them at once; the value is StepCurves."""
+        return self._guard(epoch, lambda: self._measure(scope))
+
+    def count_processor_time(self) -> None:
+        """From now on all times are those of this process's processors: what ranks that share processors compare by."""
+        self._runner.now = time.process_time
 
     def weigh(self, epoch: int) -> Reply:
         """The memory model of this rank, from a few small steps; the value is a MemoryModel."""
@@ -311,11 +320,8 @@ class Worker:
         if self._copies.due(self._epoch, state.step, settings.every):
             self._copies.begin(self._comm, state.step, place, state.layout.units, state.contents())
 
-    def _measure(self) -> Measurement:
-        with self._state.layout.running(self._comm):
-            linear, attention = profile.compute(self._runner, self._spec, self.config)
-        bandwidth, latency = profile.wire(self._comm, self._device)
-        return Measurement(linear, attention, bandwidth, latency)
+    def _measure(self, scope: Scope) -> StepCurves:
+        return profile.measure(self._runner, self._spec, self.config, self._comm, scope)
 
     def _gradients(self, order: Order, keep: bool) -> Vote:
         self._vote = None

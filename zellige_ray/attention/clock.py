@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,10 +22,11 @@ class PhaseTimes:
 
 
 class PhaseClock:
-    """perf_counter on CPU, CUDA events on CUDA (reading them waits for the device)."""
+    """`now` on CPU, CUDA events on CUDA (reading them waits for the device)."""
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._cuda = torch.device(device).type == "cuda"
+    def __init__(self, device: torch.device | str = "cpu", now: Callable[[], float] = time.perf_counter) -> None:
+        """now: seconds; `time.process_time` counts those of the processors instead of the wall's."""
+        self._cuda, self._now = torch.device(device).type == "cuda", now
         self.reset()
 
     def reset(self) -> None:
@@ -44,11 +45,11 @@ class PhaseClock:
                 stop.record()
                 self._events.append((name, start, stop))
             return
-        began = time.perf_counter()
+        began = self._now()
         try:
             yield
         finally:
-            self._seconds[name] += time.perf_counter() - began
+            self._seconds[name] += self._now() - began
 
     def read(self) -> PhaseTimes:
         """Times since the last reset."""

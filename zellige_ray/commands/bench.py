@@ -16,6 +16,7 @@ from zellige_ray.errors import ConfigError
 benches: dict[str, str] = {
     "engine": "zellige_ray.commands.bench_engine",
     "planner": "zellige_ray.commands.bench_planner",
+    "predict": "zellige_ray.commands.bench_predict",
     "recovery": "zellige_ray.commands.bench_recovery",
     "step": "zellige_ray.commands.bench_step",
 }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
+from zellige_ray.errors import ConfigError
 from zellige_ray.placement.hardware import HardwareProfile
 from zellige_ray.placement.memory import MemoryModel, preset_memory
 from zellige_ray.placement.model import ModelPreset
 from zellige_ray.placement.plan import FloatArray, IntArray
+from zellige_ray.placement.planning_costs import planning_costs
 
 # Compute and exchange of each pass as multiples of the forward pass: forward, (recompute,) backward.
 COMPUTE = {"none": (1, 2), "full": (1, 1, 2)}
@@ -22,8 +25,9 @@ class CostModel:
 
     All times are per layer and summed over the passes of a step. overlap: does local attention run during the exchange.
     linear_token_s: token-wise layers, one token. cell_s: attention of one head x query x key. cross_token_s: one token
-    against one text token (cross-attention). row_bytes: one head of one token on the wire. memory: what ranks hold; by
-    formula where none was measured. Units: seconds, bytes.
+    against one text token (cross-attention). piece_s: one piece of a sequence, whatever it holds. row_bytes: one head
+    of one token on the wire. memory: what ranks hold; by formula where none was measured. Seconds are by the hardware
+    profile's curves where it has some, else by FLOPs. Units: seconds, bytes.
     """
 
     hardware: HardwareProfile
@@ -33,6 +37,8 @@ class CostModel:
     linear_token_s: float = field(init=False)
     cell_s: float = field(init=False)
     cross_token_s: float = field(init=False)
+    piece_s: float = field(init=False)
+    attention_curve: tuple[tuple[float, float], ...] = field(init=False)
     row_bytes: float = field(init=False)
     latency_s: float = field(init=False)
     memory: MemoryModel = field(init=False)
@@ -48,7 +54,16 @@ class CostModel:
             "row_bytes": m.hidden / m.heads * m.dtype_bytes * exchanges,
             "latency_s": hw.message_latency_s * exchanges,
         }
-        for name, value in flops.items():
+        values: dict[str, Any] = {**flops, "piece_s": 0.0, "attention_curve": hw.attention_curve}
+        if hw.curves is not None:
+            for name, ours, theirs in (("hidden", m.hidden, hw.curves.width), ("heads", m.heads, hw.curves.heads)):
+                if ours != theirs:
+                    raise ConfigError(
+                        f"the curves of hardware {hw.name!r} were measured with {name} {theirs}, model {m.name!r} has "
+                        f"{ours}; measure this model with `zellige profile`"
+                    )
+            values |= asdict(planning_costs(hw.curves, m))
+        for name, value in values.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "memory", self.measured_memory or preset_memory(m, hw.state))
 
@@ -66,14 +81,14 @@ class CostModel:
 
     def linear_s(self, tokens_S: IntArray, text_tokens_S: IntArray) -> FloatArray:
         """Token-wise seconds per layer of whole sequences, cross-attention to their text included."""
-        return np.asarray(tokens_S * (self.linear_token_s + self.cross_token_s * text_tokens_S), dtype=np.float64)
+        token_s = self.linear_token_s + self.cross_token_s * text_tokens_S
+        return np.asarray(tokens_S * token_s + self.piece_s, dtype=np.float64)
 
     def attention_cell_s(self, tokens_S: IntArray) -> FloatArray:
         """Seconds per layer of one head x query x key of each sequence; longer sequences run at a better rate."""
-        curve = self.hardware.attention_curve
-        if not curve:
+        if not self.attention_curve:
             return np.full(len(tokens_S), self.cell_s)
-        lengths, shares = zip(*curve, strict=True)
+        lengths, shares = zip(*self.attention_curve, strict=True)
         return np.asarray(self.cell_s / np.interp(tokens_S, lengths, shares), dtype=np.float64)
 
     def attention_s(self, tokens_S: IntArray) -> FloatArray:

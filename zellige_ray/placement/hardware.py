@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from zellige_ray.errors import ConfigError
 from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.preset import check_keys, positive, positive_int, read_preset
+from zellige_ray.placement.step_curves import StepCurves, parse_step_curves
 
 State = Literal["fsdp", "replicated"]
 MAX_RANKS = 1 << 17
@@ -22,7 +23,8 @@ class HardwareProfile:
 
     Units: FLOP/s, bytes/s of one rank in one direction, bytes, seconds. speed: per rank, relative; None is all equal.
     attention_curve: (sequence length, share of attention_flops reached), ascending; empty is 1 everywhere.
-    state: are parameters, gradients and optimizer sharded over ranks (`fsdp`) or `replicated`.
+    state: are parameters, gradients and optimizer sharded over ranks (`fsdp`) or `replicated`. curves: measured seconds
+    of the parts of a step, of one model.
     """
 
     name: str
@@ -37,6 +39,7 @@ class HardwareProfile:
     speed: tuple[float, ...] | None = None
     state: State = "fsdp"
     attention_curve: tuple[tuple[float, float], ...] = ()
+    curves: StepCurves | None = None
 
     @property
     def world_size(self) -> int:
@@ -49,11 +52,14 @@ class HardwareProfile:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as in the YAML form; unset optional fields are left out."""
-        out = {k: v for k, v in asdict(self).items() if v is not None and v != ()}
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        out = {k: v for k, v in given.items() if v is not None and v != ()}
         if self.speed is not None:
             out["speed"] = list(self.speed)
         if self.attention_curve:
             out["attention_curve"] = [list(point) for point in self.attention_curve]
+        if self.curves is not None:
+            out["curves"] = self.curves.to_dict()
         return out
 
 
@@ -61,7 +67,7 @@ def parse_hardware(value: Mapping[str, Any]) -> HardwareProfile:
     """The profile of plain values; raises ConfigError with the key, the value and what it must be."""
     where = f"hardware {value.get('name', '?')!r}"
     required = {"name", "nodes", "ranks_per_node", "memory_bytes", "message_latency_s", *_RATES}
-    check_keys(where, value, required, {"speed", "state", "attention_curve"})
+    check_keys(where, value, required, {"speed", "state", "attention_curve", "curves"})
     state = value.get("state", "fsdp")
     if state not in ("fsdp", "replicated"):
         raise ConfigError(f"{where}: state must be fsdp or replicated, got {state!r}")
@@ -82,12 +88,19 @@ def parse_hardware(value: Mapping[str, Any]) -> HardwareProfile:
         speed=_speed(where, value.get("speed"), nodes * ranks_per_node),
         state=cast(State, state),
         attention_curve=_curve(where, value.get("attention_curve", ())),
+        curves=parse_step_curves(f"{where}: curves", value["curves"]) if value.get("curves") is not None else None,
     )
 
 
 def load_hardware(name_or_path: str | Path) -> HardwareProfile:
-    """A shipped preset by name, or a YAML file by path; raises ConfigError naming the nearest preset."""
-    return parse_hardware(read_preset("hardware", name_or_path))
+    """A shipped preset by name, a YAML file or a profile by path; raises ConfigError naming the nearest preset."""
+    value = read_preset("hardware", name_or_path)
+    if "format" in value:
+        from zellige_ray.placement.profile_file import parse_profile  # which reads hardware itself
+
+        del value["name"]
+        return parse_profile(str(name_or_path), value).hardware
+    return parse_hardware(value)
 
 
 def _speed(where: str, value: Any, world_size: int) -> tuple[float, ...] | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from zellige_ray.errors import PlanError
 from zellige_ray.placement.batch import Batch, make_batch
 from zellige_ray.placement.bound import batch_bound_s
 from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.cost import CostModel
+from zellige_ray.placement.forecast import predict_by_curves
 from zellige_ray.placement.overlap import with_overlap
 from zellige_ray.placement.plan import Plan
 from zellige_ray.placement.policies import get_policy
@@ -71,6 +73,8 @@ def _attempt(
         return None, f"rank {most.rank} needs {most.peak_bytes / GIB:.2f} GiB, it has {have:.2f} GiB"
     rounds = tuple(with_overlap(r, t, cluster, cost) for r, t in zip(rounds, times, strict=True))
     plan = Plan(cluster.world_size, rounds, policy, epoch, predicted)
+    if cost.hardware.curves is not None:
+        plan = replace(plan, predicted=predict_by_curves(plan, predicted, cluster, cost))
     if not (num_rounds == 1 and rounds[0].ids == batch.ids and (rounds[0].tokens_S == batch.tokens_S).all()):
         validate_lengths(plan, _rows(batch))
     return plan, ""

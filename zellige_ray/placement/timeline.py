@@ -57,7 +57,8 @@ def time_round(round_: Round, cluster: Cluster, cost: CostModel) -> RoundTime:
     traffic = measure_traffic(round_, np.array(cluster.node_of_rank), cost.model.head_group)
     length_K = shards[:, 3] - shards[:, 2]
     token_s_S = cost.linear_token_s + cost.cross_token_s * round_.text_tokens_S
-    linear_P = np.bincount(shards[:, 1], weights=length_K * token_s_S[shards[:, 0]], minlength=size) / speed_P
+    shard_s = length_K * token_s_S[shards[:, 0]] + cost.piece_s
+    linear_P = np.bincount(shards[:, 1], weights=shard_s, minlength=size) / speed_P
     row_s_S = cost.attention_cell_s(round_.tokens_S) * round_.tokens_S
     tile_s = (tiles[:, 3] - tiles[:, 2]) * (tiles[:, 5] - tiles[:, 4]) * row_s_S[tiles[:, 0]]
     attention_P = np.bincount(tiles[:, 1], weights=tile_s, minlength=size) / speed_P

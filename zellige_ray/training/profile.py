@@ -1,102 +1,273 @@
-"""A short profile: the rates of the model's own blocks on this device, and of the wire to a neighbour.
+"""Profile: one rank's seconds for the parts of a step, measured on its device with the model's own blocks.
 
-Rates are sustained figures of the planner's cost formula (FLOPs by formula / measured seconds), so that the formula
-gives the measured time back. Minimum of a few repeats: the machine's own noise only ever adds.
+Compute parts are repeated in turn until their share of the budget is over; what ranks do together is repeated a fixed
+number of times. Each figure is the median of its repeats, because a step meets the machine's usual noise too.
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import statistics
 import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
+from torch import nn
 
+from zellige_ray.attention.choice import choose_kernel
 from zellige_ray.attention.comm import Comm
-from zellige_ray.attention.layout import compile_layout
 from zellige_ray.config import RunConfig
-from zellige_ray.models.adapter import Packed
+from zellige_ray.data.cache import LatentCache
+from zellige_ray.data.index import SampleMeta
+from zellige_ray.errors import DataError
 from zellige_ray.models.specs import ModelSpec
-from zellige_ray.placement import ModelPreset
-from zellige_ray.placement.plan import Round
+from zellige_ray.placement.curves import Curve, fit_curve, fit_surface
+from zellige_ray.placement.step_curves import KernelWork, StepCurves, WireWork
+from zellige_ray.training.profile_blocks import TEXT, BlockProbe, BlockTimes, Shape
+from zellige_ray.training.profile_fits import COPIED, TEXTS, VARIED, copy_work, nothing, token_work, without
+from zellige_ray.training.profile_kernels import KernelProbe, time_copies
+from zellige_ray.training.profile_pace import MIN_REPEATS, Pace, Progress
+from zellige_ray.training.profile_scope import REFERENCE_TEXT, REFERENCE_TOKENS, Probe, Scope
+from zellige_ray.training.profile_wire import WireProbe, WireTimes, pairs_of
 from zellige_ray.training.runner import Runner
+from zellige_ray.training.state import TrainState
 
-GRID = (2, 24, 32)  # frames, height, width in tokens: long enough for attention to show
-REPEATS = 3
-SMALL_BYTES, LARGE_BYTES = 4 << 10, 4 << 20
+PROBES = 4
+BLOCK_SHARE, KERNEL_SHARE = 0.55, 0.35  # of the budget
+TOKENS = (0, 16, 64, 256, 512, 1024, 2048, 4096, 8192)  # of one piece
+FIRST = Shape(1, REFERENCE_TOKENS, REFERENCE_TEXT)  # tells how long the others take
+SPARE = 4  # budget for that many times the smallest set of shapes, before layers are left out
+PIECES = ((4, 64), (16, 32))  # pieces, tokens of each
+QUERIES, KEYS = (8, 32, 128, 256, 512, 1024, 2048), (8, 64, 256, 512, 1024, 2048)
+SCRATCH_VALUES = 8 << 20  # parameters that the optimizer is timed on, at most
 
 
-def compute(runner: Runner, spec: ModelSpec, config: RunConfig) -> tuple[float, float]:
-    """(linear, attention) FLOP/s of forward and backward of one whole sequence through the model."""
-    preset = spec.preset(config.model, dtype_bytes=4)
-    n = GRID[0] * GRID[1] * GRID[2]
-    whole = Round(
-        ids=("profile",),
-        tokens_S=np.array([n]),
-        text_tokens_S=np.array([0]),
-        shards_K4=np.array([[0, 0, 0, n]]),
-        tiles_M6=np.array([[0, 0, 0, config.model.heads, 0, n]]),
+def measure(
+    runner: Runner,
+    spec: ModelSpec,
+    config: RunConfig,
+    comm: Comm | None,
+    scope: Scope,
+    progress: Progress = lambda share: None,
+) -> StepCurves:
+    """The curves of this rank, by the runner's clock; every rank of `comm` calls it at once.
+
+    progress: told the share that is done. Raises ConfigError for a timing that is zero, negative or not finite.
+    """
+    device, now = runner.loader.device, _clock(runner)
+    pace = Pace(comm, device)
+    with runner.state.layout.running(comm):
+        blocks = _blocks(BlockProbe(runner, spec, now), scope, pace, lambda x: progress(x * BLOCK_SHARE))
+    half = config.engine.dtype == "bfloat16"  # attention runs in it, weights are wider
+    like = torch.empty(0, dtype=torch.bfloat16 if half else runner.loader.dtype, device=device)
+    kernel = choose_kernel(config.engine.kernel, device, like.dtype)
+    head_dim = config.model.head_dim
+    attention = KernelProbe(kernel, config.model.heads, head_dim, like, config.engine.deterministic, now)
+    kernels = _kernels(attention, scope, pace, lambda x: progress(BLOCK_SHARE + x * KERNEL_SHARE))
+    copied = [time_copies(COPIED, config.model.heads, head_dim, like, now) for _ in range(5)]
+    update, parameters = _update(runner, config, now)
+    num_bytes = sum(p.numel() * p.element_size() for p in runner.state.module.parameters() if p.requires_grad)
+    together = _together(runner, comm, scope, num_bytes, now)
+    forward = token_work("block forward", blocks, "forward_s")
+    backward = token_work("block backward", blocks, "backward_s")
+    full = config.model.checkpointing != "none"
+    progress(1.0)
+    return StepCurves(
+        load=token_work("loading", blocks, "load_s", _reading(runner)),
+        outside_forward=token_work("embedders and head, forward", blocks, "outside_forward_s"),
+        outside_backward=token_work("embedders and head, backward", blocks, "outside_backward_s"),
+        block_forward=forward,
+        block_recompute=forward if full else nothing(),
+        block_backward=without(backward, forward) if full else backward,
+        whole=kernels[True],
+        units=kernels[False],
+        copies=copy_work(copied, statistics.median(t.exchange_s for t in blocks[Shape(0, 0)])),
+        round_s=statistics.median(t.round_s for t in blocks[Shape(0, 0)]),
+        update=update,
+        parameters=parameters,
+        gradient_bytes=num_bytes,
+        width=config.model.heads * config.model.head_dim,
+        heads=config.model.heads,
+        text_first=spec.joint != "img",
+        **together,
     )
-    engine = runner.attention(compile_layout(whole, 0, config.model.heads), None)
-    packed = _packed(runner, spec, n)
-    best_linear = best_attention = float("inf")
-    for _ in range(REPEATS + 1):  # the first one warms up
-        runner.state.layout.zero()
-        engine.clock.reset()
-        start = _now(runner)
-        runner.predict(packed, engine).square().mean().backward()  # type: ignore[no-untyped-call]
-        seconds = _now(runner) - start
-        attention_s = engine.clock.read().attention_s
-        best_attention = min(best_attention, attention_s)
-        best_linear = min(best_linear, seconds - attention_s)
-    runner.state.layout.zero()
-    linear, attention = flops(preset, n)
-    return linear / max(best_linear, 1e-9), attention / max(best_attention, 1e-9)
 
 
-def flops(preset: ModelPreset, n: int) -> tuple[float, float]:
-    """(linear, attention) FLOPs of a sequence of n tokens without text: forward, recompute, backward, all layers."""
-    passes = 4 if preset.checkpointing == "full" else 3
-    linear = (8 + 4 * preset.mlp_ratio) * preset.hidden**2 * n
-    attention = 4 * preset.hidden * n * n
-    return linear * passes * preset.layers, attention * passes * preset.layers
+def probe(runner: Runner, spec: ModelSpec, comm: Comm | None) -> Probe:
+    """A short look at this rank's device, the same work on every rank of `comm`."""
+    device, blocks = runner.loader.device, BlockProbe(runner, spec, _clock(runner))
+    with runner.state.layout.running(comm):
+        blocks.time(FIRST)
+        blocks.shorten(0.0)
+        times = [blocks.time(FIRST) for _ in range(PROBES)]
+    return Probe(device_name(device), torch.__version__, min(t.forward_s + t.backward_s for t in times))
 
 
-def wire(comm: Comm | None, device: torch.device) -> tuple[float, float]:
-    """(bytes/s, seconds per message) of one direction, every rank sending to the next one at once; zeros when alone."""
+def device_name(device: torch.device) -> str:
+    """The maker's name of a device, for people and for keys."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} processors"
+
+
+def _clock(runner: Runner) -> Callable[[], float]:
+    """The runner's clock, with all of the device's work done."""
+    device = runner.loader.device
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return runner.now()
+
+    return now
+
+
+def _blocks(probe: BlockProbe, scope: Scope, pace: Pace, progress: Progress) -> dict[Shape, list[BlockTimes]]:
+    """Times of shapes: growing as far as the rank's tokens and the budget go, then pieces, then captions."""
+    budget_s = scope.budget_s * BLOCK_SHARE
+    for shape in (Shape(0, 0), FIRST):
+        probe.time(shape)
+    began = time.perf_counter()
+    probe.time(FIRST)
+    took = pace.slowest(time.perf_counter() - began)
+    others = sum(count * n for count, n in PIECES) + 3 * VARIED
+    fewest = sum(TOKENS[: TOKENS.index(FIRST.tokens) + 2]) + others
+    afford = budget_s / (MIN_REPEATS + 1) / took * FIRST.tokens  # tokens per turn
+    afford *= probe.shorten(afford / fewest / SPARE)
+    tokens = [
+        n
+        for i, n in enumerate(TOKENS)
+        if i < 5 or (TOKENS[i - 1] < scope.max_tokens and sum(TOKENS[: i + 1]) + others <= afford)
+    ]
+    shapes = [Shape(1 if n else 0, n) for n in tokens]
+    shapes += [Shape(count, n) for count, n in PIECES]
+    shapes += [Shape(1, VARIED, text) for text in (TEXT, *TEXTS)]
+    shapes = list(dict.fromkeys(shapes))
+    runs = pace.repeat([partial(probe.time, shape) for shape in shapes], budget_s, progress)
+    return dict(zip(shapes, runs, strict=True))
+
+
+def _kernels(probe: KernelProbe, scope: Scope, pace: Pace, progress: Progress) -> dict[bool, KernelWork]:
+    """Attention of whole segments and of units, on a grid that ends where a rank's tokens do."""
+    limit = max(scope.max_tokens, 128)
+    grid = [(q, k) for q in QUERIES if q <= 2 * limit for k in KEYS if k <= 2 * limit]
+    wanted = [(whole, q, k) for q, k in grid for whole in (True, False)]
+    probes: list[Callable[[], Any]] = [partial(probe.time, q, k, w) for w, q, k in wanted]
+    probes += [partial(probe.time_calls, w) for w in (True, False)]
+    *runs, whole_calls, unit_calls = pace.repeat(probes, scope.budget_s * KERNEL_SHARE, progress)
+    out: dict[bool, KernelWork] = {}
+    for whole, calls in ((True, whole_calls), (False, unit_calls)):
+        surfaces = []
+        calls_s = [statistics.median(c[way] for c in calls) for way in (0, 1)]
+        for way, name in enumerate(("forward", "backward")):
+            points = {}
+            for (w, q, k), run in zip(wanted, runs, strict=True):
+                if w == whole:
+                    seconds = statistics.median(t[way] for t in run)
+                    points[float(q), float(k)] = max(seconds - calls_s[way], seconds / 2) / run[0][2]
+            surfaces.append(fit_surface(f"attention {name}", points))
+        out[whole] = KernelWork(surfaces[0], surfaces[1], *calls_s)
+    return out
+
+
+def _update(runner: Runner, config: RunConfig, now: Callable[[], float]) -> tuple[Curve, int]:
+    """Seconds of applying a step over parameters, timed on copies of the first ones; and how many there are."""
+    trained = [p for p in runner.state.module.parameters() if p.requires_grad]
+    points: dict[float, float] = {}
+    for limit in (1, SCRATCH_VALUES):
+        taken = list(_first(trained, limit))
+        scratch = TrainState(nn.ParameterList([nn.Parameter(p.detach().clone()) for p in taken]), config.optimizer, 10)
+        seconds = []
+        for step in range(1, 6):
+            began = now()
+            scratch.layout.zero()
+            scratch.apply(step)
+            seconds.append(now() - began)
+        points[float(sum(p.numel() for p in taken))] = statistics.median(seconds[1:])
+    return fit_curve("optimizer", points), sum(p.numel() for p in trained)
+
+
+def _first(parameters: Sequence[nn.Parameter], limit: int) -> Iterator[nn.Parameter]:
+    count = 0
+    for p in parameters:
+        if count and count + p.numel() > limit:
+            return
+        count += p.numel()
+        yield p
+
+
+def _together(
+    runner: Runner, comm: Comm | None, scope: Scope, num_bytes: int, now: Callable[[], float]
+) -> dict[str, Any]:
+    """What ranks do together; alone nothing of it takes time."""
+    empty = Curve((0.0,), (0.0,))
     if comm is None or comm.size == 1:
-        return 0.0, 0.0
-    small = min(_ring(comm, device, SMALL_BYTES, i) for i in range(REPEATS + 1))
-    large = min(_ring(comm, device, LARGE_BYTES, REPEATS + 1 + i) for i in range(REPEATS))
-    return (LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9), small
+        wire = WireWork(empty, empty)
+        return {
+            "node": wire, "across": wire, "hidden": 1.0, "jitter": 0.0, "reduce": empty, "reduced_by": 1,
+            "step_s": 0.0, "wire_cpu": 1.0, "reduce_cpu": 1.0,
+        }  # fmt: skip
+    probe = WireProbe(comm, runner.loader.device, now)
+    spans: dict[bool, WireTimes] = {}
+    for across in (False, True):
+        pairs = pairs_of(scope.nodes, across)
+        if pairs:
+            spans[across] = probe.times(pairs)
+    near = spans.get(False, spans.get(True))
+    far = spans.get(True, near)
+    assert near is not None and far is not None
+    size = runner.loader.device
+    operand = torch.zeros((384, 384), device=size)
+
+    def work() -> None:
+        for _ in range(4):
+            torch.mm(operand, operand)
+
+    pairs = pairs_of(scope.nodes, False) or pairs_of(scope.nodes, True)
+    hidden, jitter = probe.hidden(pairs, work), probe.jitter(pairs, work)
+    reduce, reduce_cpu = probe.reduction(num_bytes)
+    return {
+        "node": _wire(near), "across": _wire(far), "hidden": hidden, "jitter": jitter,
+        "reduce": fit_curve("reduction", reduce),
+        "reduced_by": comm.size, "step_s": _step_s(comm, runner, now), "wire_cpu": near.cpu, "reduce_cpu": reduce_cpu,
+    }  # fmt: skip
 
 
-def _ring(comm: Comm, device: torch.device, num_bytes: int, key: int) -> float:
-    rows = num_bytes // 256
-    send_ND = torch.zeros((rows, 64), dtype=torch.float32, device=device)
-    comm.barrier()
-    start = time.perf_counter()
-    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    comm.exchange(send_ND, {after: rows}, {before: rows}, key).wait()
-    return time.perf_counter() - start
+def _wire(times: WireTimes) -> WireWork:
+    return WireWork(fit_curve("exchange one way", times.one_way), fit_curve("exchange both ways", times.both_ways))
 
 
-def _packed(runner: Runner, spec: ModelSpec, n: int) -> Packed:
-    loader = runner.loader
-    shape = (spec.latent_channels, GRID[0] * spec.patch[0], GRID[1] * spec.patch[1], GRID[2] * spec.patch[2])
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randn((n, spec.latent_channels, *spec.patch), generator=generator)
-    return Packed(
-        tokens_TCphw=tokens.to(loader.dtype).to(loader.device),
-        positions_T3=loader.adapter.positions(shape, 0, n).to(loader.device),
-        row_T=torch.zeros(n, dtype=torch.int64, device=loader.device),
-        timestep_R=torch.full((1,), 0.5, dtype=torch.float32, device=loader.device),
-        text_LD=torch.empty((0, loader.text_dim), dtype=loader.dtype, device=loader.device),
-        piece_lengths=(n,),
-        text_lengths=(0,),
-    )
+def _step_s(comm: Comm, runner: Runner, now: Callable[[], float]) -> float:
+    """Two small all-reduces: do ranks hold one plan, and what is the loss of all."""
+    seconds = []
+    for _ in range(8):
+        comm.barrier()
+        began = now()
+        for _ in range(2):
+            comm.all_reduce(torch.zeros(1, dtype=torch.float64, device=runner.loader.device)).wait()
+        seconds.append(now() - began)
+    return statistics.median(seconds)
 
 
-def _now(runner: Runner) -> float:
-    if runner.loader.device.type == "cuda":
-        torch.cuda.synchronize(runner.loader.device)
-    return time.perf_counter()
+def _reading(runner: Runner) -> float:
+    """Seconds to read a sample's latents and caption from the cache; 0 where there is none to read."""
+    cache = runner.loader.cache
+    if not isinstance(cache, LatentCache):
+        return 0.0
+    try:
+        samples: Sequence[SampleMeta] = cache.index().samples[:4]
+        seconds = []
+        for sample in [*samples] * 2:
+            began = time.perf_counter()
+            cache.read_frames(sample, 0, 1)
+            cache.read_text(sample)
+            seconds.append(time.perf_counter() - began)
+        return statistics.median(seconds)
+    except DataError:
+        return 0.0
+
+
+__all__ = ["device_name", "measure", "probe"]

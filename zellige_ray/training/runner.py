@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zellige_ray.attention.agreement import agree
+from zellige_ray.attention.clock import PhaseClock
 from zellige_ray.attention.comm import Comm
 from zellige_ray.attention.engine import AttentionEngine
 from zellige_ray.attention.layout import RankLayout, compile_layout
@@ -54,10 +55,14 @@ class Denoised:
 
 
 class Runner:
-    """Runs plans on one rank. It decides nothing: the driver says what, when, and whether it counts."""
+    """Runs plans on one rank. It decides nothing: the driver says what, when, and whether it counts.
+
+    now: the clock of its times; `time.process_time` counts the processors' seconds instead of the wall's.
+    """
 
     def __init__(self, bound: BoundModel, state: TrainState, loader: Loader, engine: EngineConfig, heads: int) -> None:
         self.bound, self.state, self.loader, self.engine, self.heads = bound, state, loader, engine, heads
+        self.now: Callable[[], float] = time.perf_counter
 
     def gradients(self, plan: Plan, samples: Sequence[SampleMeta], pass_: int, comm: Comm | None) -> Outcome:
         """Forward, backward and reduction of one batch; the summed gradients stay in the state.
@@ -67,7 +72,7 @@ class Runner:
         agree(comm, plan.hash)
         self.state.layout.zero()
         weights = self.loader.weights(samples)
-        start = time.perf_counter()
+        start = self.now()
         loss, tokens, attention_s, exchange_s = 0.0, 0, 0.0, 0.0
         with self.state.layout.running(comm):
             for layout, metas in self._rounds(plan, samples, comm):
@@ -79,13 +84,13 @@ class Runner:
                 tokens += layout.num_tokens
                 times = engine.clock.read()
                 attention_s, exchange_s = attention_s + times.attention_s, exchange_s + times.exchange_s
-        computed = time.perf_counter()
+        computed = self.now()
         self.state.layout.reduce(comm)
         total = self._sum(loss, comm)
         norm = self.state.layout.norm()
         linear_s = max(0.0, computed - start - attention_s - exchange_s)
         finite = bool(np.isfinite(norm) and np.isfinite(total))
-        return Outcome(total, norm, finite, tokens, linear_s, attention_s, exchange_s, time.perf_counter() - computed)
+        return Outcome(total, norm, finite, tokens, linear_s, attention_s, exchange_s, self.now() - computed)
 
     @torch.no_grad()
     def held_out(self, plan: Plan, samples: Sequence[SampleMeta], comm: Comm | None, draws: int = 2) -> float:
@@ -165,6 +170,7 @@ class Runner:
             kernel=self.engine.kernel,
             transport=self.engine.transport,
             deterministic=self.engine.deterministic,
+            clock=PhaseClock(self.loader.device, self.now),
             device=self.loader.device,
         )
 

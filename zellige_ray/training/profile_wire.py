@@ -1,0 +1,149 @@
+"""Profile of what ranks do together: exchanges by size and span, what local work hides of them, gradient reduction.
+
+Everything here is collective: every rank of the communicator calls it with the same arguments, and repeats are counted,
+never timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from zellige_ray.attention.comm import Comm
+from zellige_ray.training.layouts.replicas import BUCKET_BYTES
+
+SIZES = (1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20)
+MEETINGS = 33
+SLOW_S = 0.05
+WIDTH = 64  # float32 values of a row
+REPEATS = {1 << 10: 15, 16 << 10: 11, 128 << 10: 9, 1 << 20: 7, 8 << 20: 3}
+
+Pairs = Mapping[int, int]  # rank -> partner, of ranks that have one
+
+
+@dataclass(frozen=True, slots=True)
+class WireTimes:
+    """Seconds by bytes: one way, and both ways at once. cpu: share of them that processors of the rank were busy."""
+
+    one_way: dict[float, float]
+    both_ways: dict[float, float]
+    cpu: float
+
+
+class WireProbe:
+    """Times exchanges over one communicator."""
+
+    def __init__(self, comm: Comm, device: torch.device, now: Callable[[], float]) -> None:
+        self._comm, self._device, self._now, self._key = comm, device, now, 0
+
+    def times(self, pairs: Pairs) -> WireTimes:
+        """Of all pairs at once; ranks without a partner only meet the others."""
+        both, one, cpu = dict[float, float](), dict[float, float](), list[float]()
+        for size in SIZES:
+            rows = size // (4 * WIDTH)
+            two = [self._exchange(pairs, rows, rows) for _ in range(REPEATS[size] + 1)][1:]
+            single = []
+            for _ in range(REPEATS[size]):
+                there, back = self._exchange(pairs, rows, 0), self._exchange(pairs, 0, rows)
+                single.append((there[0] + back[0]) / 2)
+            both[size] = statistics.median(s for s, _ in two)
+            one[size] = statistics.median(single)
+            cpu.append(sum(c for _, c in two) / max(1e-9, sum(s for s, _ in two)))
+            if self._slowest(both[size]) > SLOW_S:  # a thin link: larger ones go on as a line
+                break
+        return WireTimes(one, both, min(1.0, cpu[-1]))
+
+    def hidden(self, pairs: Pairs, work: Callable[[], None]) -> float:
+        """Share of an exchange that hides behind local work while both run. work: takes some milliseconds."""
+        rows, shares = SIZES[3] // (4 * WIDTH), []
+        for _ in range(5):
+            alone = self._exchange(pairs, rows, rows)[0]
+            began = self._now()
+            work()
+            own = self._now() - began
+            both = self._exchange(pairs, rows, rows, work)[0]
+            shares.append((alone + own - both) / max(1e-9, min(alone, own)))
+        return min(1.0, max(0.0, statistics.median(shares)))
+
+    def jitter(self, pairs: Pairs, work: Callable[[], None]) -> float:
+        """What ranks wait for each other at a meeting although they do the same, as a share of the work before it."""
+        rows = SIZES[0] // (4 * WIDTH)
+        alone = statistics.median(self._exchange(pairs, rows, rows)[0] for _ in range(5))
+        works, waits = [], []
+        self._comm.barrier()
+        for _ in range(MEETINGS):
+            began = self._now()
+            work()
+            works.append(self._now() - began)
+            waits.append(self._exchange(pairs, rows, rows, meet=False)[0] - alone)
+        return max(0.0, statistics.fmean(waits[1:])) / statistics.fmean(works[1:])
+
+    def reduction(self, num_bytes: int, repeats: int = 3) -> tuple[dict[float, float], float]:
+        """Seconds of all-reducing by bytes, up to those of all gradients; and the processors' share of the last."""
+        out: dict[float, float] = {}
+        share = 0.0
+        for size in sorted({1 << 10, min(num_bytes, 1 << 20), num_bytes}):
+            flats = [
+                torch.zeros(max(1, min(BUCKET_BYTES, size - at) // 4), device=self._device)
+                for at in range(0, size, BUCKET_BYTES)
+            ]
+            seconds, cpus = [], []
+            for _ in range(repeats + 1):
+                self._comm.barrier()
+                began, cpu = self._now(), time.process_time()
+                for pending in [self._comm.all_reduce(flat) for flat in flats]:
+                    pending.wait()
+                seconds.append(self._now() - began)
+                cpus.append(time.process_time() - cpu)
+            out[size] = statistics.median(seconds[1:])
+            share = min(1.0, sum(cpus[1:]) / max(1e-9, sum(seconds[1:])))
+        return out, share
+
+    def _slowest(self, seconds: float) -> float:
+        told = torch.tensor([seconds], dtype=torch.float64, device=self._device)
+        return float(self._comm.all_reduce(told, op="max").wait())
+
+    def _exchange(
+        self, pairs: Pairs, lower_rows: int, upper_rows: int, work: Callable[[], None] | None = None, meet: bool = True
+    ) -> tuple[float, float]:
+        """(seconds, CPU seconds); lower_rows: sent by the lower rank of each pair, upper_rows by the upper one.
+
+        work: runs while it is in flight. meet: do all ranks begin together.
+        """
+        if meet:
+            self._comm.barrier()
+        self._key += 1
+        rank, partner = self._comm.rank, pairs.get(self._comm.rank)
+        if partner is None:
+            if work is not None:
+                work()
+            return 0.0, 0.0
+        sent, received = (lower_rows, upper_rows) if rank < partner else (upper_rows, lower_rows)
+        send = torch.zeros((sent, WIDTH), device=self._device)
+        rows = {partner: sent} if sent else {}
+        back = {partner: received} if received else {}
+        began, cpu = self._now(), time.process_time()
+        pending = self._comm.exchange(send, rows, back, self._key)
+        if work is not None:
+            work()
+        pending.wait()
+        return self._now() - began, time.process_time() - cpu
+
+
+def pairs_of(nodes: Sequence[int], across: bool) -> dict[int, int]:
+    """Partners for timing: neighbours of a node, or ranks of different nodes; as many as there are.
+
+    nodes: of each rank.
+    """
+    left, out = list(range(len(nodes))), dict[int, int]()
+    while left:
+        rank = left.pop(0)
+        partner = next((r for r in left if (nodes[r] != nodes[rank]) == across), None)
+        if partner is not None:
+            left.remove(partner)
+            out |= {rank: partner, partner: rank}
+    return out
