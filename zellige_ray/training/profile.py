@@ -1,14 +1,13 @@
 """Profile: one rank's seconds for the parts of a step, measured on its device with the model's own blocks.
 
 Compute parts are repeated in turn until their share of the budget is over; what ranks do together is repeated a fixed
-number of times. Each figure is the median of its repeats, because a step meets the machine's usual noise too.
+number of times.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -29,7 +28,7 @@ from zellige_ray.placement.step_curves import KernelWork, StepCurves, WireWork
 from zellige_ray.training.profile_blocks import TEXT, BlockProbe, BlockTimes, Shape
 from zellige_ray.training.profile_fits import COPIED, TEXTS, VARIED, copy_work, nothing, token_work, without
 from zellige_ray.training.profile_kernels import KernelProbe, time_copies
-from zellige_ray.training.profile_pace import MIN_REPEATS, Pace, Progress
+from zellige_ray.training.profile_pace import MIN_REPEATS, Pace, Progress, usual
 from zellige_ray.training.profile_scope import REFERENCE_TEXT, REFERENCE_TOKENS, Probe, Scope
 from zellige_ray.training.profile_wire import WireProbe, WireTimes, pairs_of
 from zellige_ray.training.runner import Runner
@@ -84,8 +83,8 @@ def measure(
         block_backward=without(backward, forward) if full else backward,
         whole=kernels[True],
         units=kernels[False],
-        copies=copy_work(copied, statistics.median(t.exchange_s for t in blocks[Shape(0, 0)])),
-        round_s=statistics.median(t.round_s for t in blocks[Shape(0, 0)]),
+        copies=copy_work(copied, usual([t.exchange_s for t in blocks[Shape(0, 0)]])),
+        round_s=usual([t.round_s for t in blocks[Shape(0, 0)]]),
         update=update,
         parameters=parameters,
         gradient_bytes=num_bytes,
@@ -161,12 +160,12 @@ def _kernels(probe: KernelProbe, scope: Scope, pace: Pace, progress: Progress) -
     out: dict[bool, KernelWork] = {}
     for whole, calls in ((True, whole_calls), (False, unit_calls)):
         surfaces = []
-        calls_s = [statistics.median(c[way] for c in calls) for way in (0, 1)]
+        calls_s = [usual([c[way] for c in calls]) for way in (0, 1)]
         for way, name in enumerate(("forward", "backward")):
             points = {}
             for (w, q, k), run in zip(wanted, runs, strict=True):
                 if w == whole:
-                    seconds = statistics.median(t[way] for t in run)
+                    seconds = usual([t[way] for t in run])
                     points[float(q), float(k)] = max(seconds - calls_s[way], seconds / 2) / run[0][2]
             surfaces.append(fit_surface(f"attention {name}", points))
         out[whole] = KernelWork(surfaces[0], surfaces[1], *calls_s)
@@ -186,7 +185,7 @@ def _update(runner: Runner, config: RunConfig, now: Callable[[], float]) -> tupl
             scratch.layout.zero()
             scratch.apply(step)
             seconds.append(now() - began)
-        points[float(sum(p.numel() for p in taken))] = statistics.median(seconds[1:])
+        points[float(sum(p.numel() for p in taken))] = usual(seconds[1:])
     return fit_curve("optimizer", points), sum(p.numel() for p in trained)
 
 
@@ -249,7 +248,7 @@ def _step_s(comm: Comm, runner: Runner, now: Callable[[], float]) -> float:
         for _ in range(2):
             comm.all_reduce(torch.zeros(1, dtype=torch.float64, device=runner.loader.device)).wait()
         seconds.append(now() - began)
-    return statistics.median(seconds)
+    return usual(seconds)
 
 
 def _reading(runner: Runner) -> float:
@@ -265,7 +264,7 @@ def _reading(runner: Runner) -> float:
             cache.read_frames(sample, 0, 1)
             cache.read_text(sample)
             seconds.append(time.perf_counter() - began)
-        return statistics.median(seconds)
+        return usual(seconds)
     except DataError:
         return 0.0
 

@@ -1,14 +1,14 @@
-"""From timings to curves: medians of repeats, and what captions and pieces add to a single piece without them."""
+"""From timings to curves: what repeats say, and what captions and pieces add to a single piece without them."""
 
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Mapping, Sequence
 
 from zellige_ray.placement.curves import Curve, fit_curve, rise
 from zellige_ray.placement.step_curves import CopyWork, TokenWork
 from zellige_ray.training.profile_blocks import TEXT, BlockTimes, Shape
+from zellige_ray.training.profile_pace import usual
 
 VARIED, TEXTS = 128, (64, 256)  # captions of a piece of so many tokens
 COPIED = (16, 128, 1024)  # tokens of a cut sequence
@@ -16,7 +16,7 @@ COPIED = (16, 128, 1024)  # tokens of a cut sequence
 
 def token_work(name: str, blocks: Mapping[Shape, list[BlockTimes]], field: str, reading_s: float = 0.0) -> TokenWork:
     """The curves of one figure: of one piece by tokens, what captions add, what pieces add."""
-    middle = {shape: statistics.median(getattr(t, field) for t in times) for shape, times in blocks.items()}
+    middle = {shape: usual([getattr(t, field) for t in times]) for shape, times in blocks.items()}
     single = {float(s.total): v for s, v in middle.items() if s.text == TEXT and s.pieces <= 1 and s.tokens != VARIED}
     tokens = fit_curve(name, single)
     worded = {float(s.text): v for s, v in middle.items() if s.pieces == 1 and s.tokens == VARIED}
@@ -48,7 +48,7 @@ def nothing() -> TokenWork:
 
 
 def copy_work(runs: Sequence[Mapping[int, tuple[float, int, int]]], call_s: float) -> CopyWork:
-    middle = {n: statistics.median(run[n][0] for run in runs) for n in COPIED}
+    middle = {n: usual([run[n][0] for run in runs]) for n in COPIED}
     num_bytes = {n: float(runs[0][n][1]) for n in COPIED}
     least, rectangles = middle[COPIED[0]], runs[0][COPIED[0]][2]
     rectangle_s = least / rectangles

@@ -16,7 +16,7 @@ from zellige_ray.attention.layout import compile_layout
 from zellige_ray.attention.segments import Segments, pack_segments
 from zellige_ray.placement.plan import Round
 
-CELLS = 1 << 20  # queries x keys x heads of one timed call, at least
+CELLS = 1 << 18  # queries x keys x heads of one timed call, at least
 MAX_REPEATS = 64
 
 

@@ -16,6 +16,11 @@ MIN_REPEATS, MAX_REPEATS = 2, 15
 Progress = Callable[[float], None]
 
 
+def usual(seconds: Sequence[float]) -> float:
+    """What something takes by its repeats: the lower quartile, because a machine's noise only ever adds."""
+    return sorted(seconds)[(len(seconds) - 1) // 4]
+
+
 class Pace:
     """Turns that all ranks take together: a sharded state meets inside of blocks, and curves want equal points."""
 
