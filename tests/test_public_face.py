@@ -41,7 +41,7 @@ NAMES = {
 }
 SIGNATURES = {
     "train": {"config": None, "overrides": (), "on_event": ...},
-    "profile": {"config": None, "overrides": (), "out": None, "budget_s": 12.0, "say": ...},
+    "profile": {"config": None, "overrides": (), "out": ..., "budget_s": 12.0, "say": ...},
     "plan": {"batch": None, "hardware": None, "model": None, "policy": "zellige"},
     "simulate": {
         "workload": None,

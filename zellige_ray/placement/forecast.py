@@ -144,7 +144,7 @@ class _Run:
         hw, m = self._cost.hardware, self._cost.model
         num_bytes = (4 + 2 * m.mlp_ratio) * m.hidden**2 * m.dtype_bytes * (self._size - 1) / self._size
         rate = hw.inter_node_bytes_per_s if self._across_PP.any() else hw.intra_node_bytes_per_s
-        met = float(self._now_P.max()) + num_bytes / rate
+        met = float(self._now_P.max()) + (0.0 if self._c.sharded else num_bytes / rate)
         self._exchange_P = self._exchange_P + (met - self._now_P)
         self._now_P = np.full(self._size, met)
 

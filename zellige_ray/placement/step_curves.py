@@ -92,6 +92,7 @@ class StepCurves:
     reduce: all gradients, over their bytes, of `reduced_by` ranks. update: optimizer, norm and averages, over
     parameters. round_s, step_s: what else each round and each step takes. wire_cpu, reduce_cpu: share of their seconds
     that a processor of the rank is busy. width, heads: the model. text_first: do captions precede visual tokens.
+    sharded: do blocks gather their parameters in these seconds.
     """
 
     load: TokenWork
@@ -119,6 +120,7 @@ class StepCurves:
     wire_cpu: float = 1.0
     reduce_cpu: float = 1.0
     text_first: bool = True
+    sharded: bool = False
 
     def layer_s(self, tokens: float, text: float) -> float:
         """Token-wise seconds of one layer, all passes, of one piece."""
@@ -195,7 +197,7 @@ def _part(where: str, part: Any, value: Any) -> Any:
 
 
 def _scalar(where: str, name: str, value: Any) -> Any:
-    if name == "text_first":
+    if name in ("text_first", "sharded"):
         return bool(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ConfigError(f"{where} must be a finite number of at least 0, got {value!r}")

@@ -91,6 +91,7 @@ def measure(
         width=config.model.heads * config.model.head_dim,
         heads=config.model.heads,
         text_first=spec.joint != "img",
+        sharded=runner.state.sharded,
         **together,
     )
 
