@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zellige_ray.config import RunConfig, load_config
 from zellige_ray.errors import PlanError
@@ -17,9 +17,6 @@ from zellige_ray.placement.batch import read_batch
 from zellige_ray.placement.planner import make_plan
 from zellige_ray.placement.stream import BEST_STATIC, PolicyFigures, compare
 from zellige_ray.placement.workloads import draw_batch
-
-if TYPE_CHECKING:
-    from zellige_ray.actors.local_profile import LocalProfile
 
 Batch = Iterable[Sequence] | str | Path
 POLICIES = ("zellige", "even", BEST_STATIC, "pow2", "cp", "dp")
@@ -121,8 +118,10 @@ def profile(
     out: str | None = None,
     budget_s: float = 12.0,
     say: Callable[[str], None] = lambda text: None,
-) -> LocalProfile:
+) -> Any:
     """Measures the model of a config on workers of this machine and writes a profile: as `zellige profile`.
+
+    Returns a `zellige_ray.actors.local_profile.LocalProfile`.
 
     out: a file; default where runs look for theirs. say: told what is being done. Raises ConfigError for a bad config,
     a timing that can't be true, a file that can't be written; PoolError when a worker fails.
