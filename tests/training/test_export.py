@@ -238,6 +238,10 @@ def test_a_checkpoint_with_missing_tensors_names_them(
     for file in (*folder.glob("*.distcp"), folder / checkpoint_files.TENSORS):  # type: ignore[union-attr,operator]
         file.unlink()
     dcp.save(values, storage_writer=dcp.FileSystemWriter(str(folder)), no_dist=True)
+    position = checkpoint_files.read_position(folder)  # type: ignore[arg-type]
+    (folder / checkpoint_files.MARKER).unlink()  # type: ignore[operator]
+    partial = folder.rename(checkpoint_files.partial_name(wan_run.folder, position.step))  # type: ignore[union-attr]
+    checkpoint_files.seal(partial, position)
     assert export(wan_run.folder, "--to", tmp_path / "out") == 2
     assert "proj_out.weight is missing" in capsys.readouterr().err
 
