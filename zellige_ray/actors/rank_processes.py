@@ -64,7 +64,7 @@ class RankProcesses:
         self.steps = 0  # that were committed
         members: list[Member] = [x.value for x in self._call("setup", [(None,)] * size, START_TIMEOUT_S)]
         self.epoch = Epoch(0, tuple(members))
-        self.call("join", [(Invitation(0, r, (0,) * size, None, Decision(0)),) for r in range(size)])
+        self.call("join", [(Invitation(0, r, (0,) * size, size, None, Decision(0)),) for r in range(size)])
 
     def call(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Timed]:
         """The method of every worker with its arguments, at once. Raises PoolError for a broken reply or a death."""

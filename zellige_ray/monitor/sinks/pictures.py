@@ -25,7 +25,9 @@ class Picture(NamedTuple):
 def pictures(events: Iterable[Event], folder: Path) -> Iterator[Picture]:
     """Previews among the events, in order; those whose files are not in the run folder any more are left out."""
     for event in events:
-        for name in event.files if isinstance(event, PreviewEvent) else ():
+        if not isinstance(event, PreviewEvent):
+            continue
+        for name in event.files:
             picture = Picture(event.step, f"preview/{Path(name).stem}", folder / name)
             if picture.file.is_file() and picture.still.is_file():
                 yield picture
