@@ -41,7 +41,7 @@ class WireProbe:
         self._comm, self._device, self._now, self._key = comm, device, now, 0
 
     def times(self, pairs: Pairs) -> WireTimes:
-        """Of all pairs at once; ranks without a partner only meet the others."""
+        """Of all pairs at once; a rank without a partner meets the others and counts with the slowest of them."""
         both, one, cpu = dict[float, float](), dict[float, float](), list[float]()
         for size in SIZES:
             rows = size // (4 * WIDTH)
@@ -50,10 +50,15 @@ class WireProbe:
             for _ in range(REPEATS[size]):
                 there, back = self._exchange(pairs, rows, 0), self._exchange(pairs, 0, rows)
                 single.append((there[0] + back[0]) / 2)
-            both[size] = statistics.median(s for s, _ in two)
-            one[size] = statistics.median(single)
-            cpu.append(sum(c for _, c in two) / max(1e-9, sum(s for s, _ in two)))
-            if self._slowest(both[size]) > SLOW_S:  # a thin link: larger ones go on as a line
+            mine = (
+                statistics.median(s for s, _ in two),
+                statistics.median(single),
+                sum(c for _, c in two) / max(1e-9, sum(s for s, _ in two)),
+            )
+            most = self._most(mine)
+            both[size], one[size], share = mine if self._comm.rank in pairs else most
+            cpu.append(share)
+            if most[0] > SLOW_S:  # a thin link: larger ones go on as a line
                 break
         return WireTimes(one, both, min(1.0, cpu[-1]))
 
@@ -67,7 +72,7 @@ class WireProbe:
             own = self._now() - began
             both = self._exchange(pairs, rows, rows, work)[0]
             shares.append((alone + own - both) / max(1e-9, min(alone, own)))
-        return min(1.0, max(0.0, statistics.median(shares)))
+        return self._as_paired(pairs, min(1.0, max(0.0, statistics.median(shares))))
 
     def jitter(self, pairs: Pairs, work: Callable[[], None]) -> float:
         """What ranks wait for each other at a meeting although they do the same, as a share of the work before it."""
@@ -80,7 +85,7 @@ class WireProbe:
             work()
             works.append(self._now() - began)
             waits.append(self._exchange(pairs, rows, rows, meet=False)[0] - alone)
-        return max(0.0, statistics.fmean(waits[1:])) / statistics.fmean(works[1:])
+        return self._as_paired(pairs, max(0.0, statistics.fmean(waits[1:])) / statistics.fmean(works[1:]))
 
     def reduction(self, num_bytes: int, repeats: int = 3) -> tuple[dict[float, float], float]:
         """Seconds of all-reducing by bytes, up to those of all gradients; and the processors' share of the last."""
@@ -103,9 +108,15 @@ class WireProbe:
             share = min(1.0, sum(cpus[1:]) / max(1e-9, sum(seconds[1:])))
         return out, share
 
-    def _slowest(self, seconds: float) -> float:
-        told = torch.tensor([seconds], dtype=torch.float64, device=self._device)
-        return float(self._comm.all_reduce(told, op="max").wait())
+    def _as_paired(self, pairs: Pairs, value: float) -> float:
+        """The value of a rank with a partner; one without takes the largest of the others."""
+        (most,) = self._most((value if self._comm.rank in pairs else 0.0,))
+        return value if self._comm.rank in pairs else most
+
+    def _most(self, values: Sequence[float]) -> tuple[float, ...]:
+        """The largest of all ranks, one by one; none may be negative."""
+        told = torch.tensor(values, dtype=torch.float64, device=self._device)
+        return tuple(self._comm.all_reduce(told, op="max").wait().tolist())
 
     def _exchange(
         self, pairs: Pairs, lower_rows: int, upper_rows: int, work: Callable[[], None] | None = None, meet: bool = True
