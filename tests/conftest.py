@@ -14,12 +14,13 @@ from hypothesis import settings
 settings.register_profile("busy", deadline=None)  # a machine that does other work too makes no property false
 settings.load_profile("busy")
 
-os.environ["ZELLIGE_CACHE"] = tempfile.mkdtemp(prefix="zc")  # profiles of tests are no user's
+# The profiles of tests are no user's. What one test measured serves those behind it: a profile takes seconds.
+os.environ["ZELLIGE_CACHE"] = tempfile.mkdtemp(prefix="zc")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def own_profiles(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test measures for itself, where it measures in this process."""
+    """The test measures for itself."""
     monkeypatch.setenv("ZELLIGE_CACHE", str(tmp_path_factory.mktemp("profiles")))
 
 
