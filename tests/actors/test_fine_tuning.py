@@ -12,6 +12,7 @@ import torch
 from tests.actors.local_pool import LocalPool
 from tests.actors.test_invariance import curve, make_config, train, worst
 from tests.actors.tiny_data import write_cache
+from zellige_ray.actors.messages import Decision, Invitation
 from zellige_ray.actors.worker import Worker
 from zellige_ray.config import ModelConfig, RunConfig
 from zellige_ray.data.cache import LatentCache
@@ -118,7 +119,11 @@ def test_adapters_go_on_from_a_checkpoint_beside_their_own_base_and_no_other(
     checkpoint = checkpoint_files.newest(tmp_path / "part")
     assert sum(f.stat().st_size for f in checkpoint.iterdir()) < 0.5 * (base[0] / WEIGHTS).stat().st_size  # type: ignore[union-attr]
     again = Worker("again", "node", config, str(cache.folder), lambda store: store)
+    begin = Invitation(epoch=0, rank=0, node_of_rank=(0,), seats=1, store=None, decided=Decision(3))
     assert again.setup(str(checkpoint)).step == 3
+    assert again.join(begin).status == "ok"
     other = config.model_copy(update={"model": config.model.model_copy(update={"init_from": None}), "seed": 3})
+    stranger = Worker("other", "node", other, str(cache.folder), lambda store: store)
+    stranger.setup(str(checkpoint))
     with pytest.raises(CheckpointError, match="were trained beside other weights"):
-        Worker("other", "node", other, str(cache.folder), lambda store: store).setup(str(checkpoint))
+        stranger.join(begin)

@@ -139,10 +139,8 @@ def test_workers_come_and_leave_in_time_and_hand_over_what_they_hold(
     assert {2, 3} == {e.world_size for e in events if isinstance(e, StepEvent)}
 
 
-def test_a_layout_that_can_not_hold_the_model_is_refused_with_the_bytes(
-    cache: LatentCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("zellige_ray.actors.worker.memory_bytes", lambda device: 4 << 20)
+def test_a_layout_that_can_not_hold_the_model_is_refused_with_the_bytes(cache: LatentCache, tmp_path: Path) -> None:
     config = make_config(cache, 2, **QUIET)
+    config = config.model_copy(update={"workers": config.workers.model_copy(update={"memory_bytes": 2 << 20})})
     with pytest.raises(ModelError, match=r"replicated on 2 ranks needs 0\.0\d GiB on rank \d .* it has 0\.00 GiB"):
         run(cache, tmp_path, config, LocalPool(config, str(cache.folder)))
