@@ -15,9 +15,10 @@ from zellige_ray.attention.tilings import random_round
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import SampleMeta
 from zellige_ray.models.specs import ModelSpec
-from zellige_ray.placement import Cluster, CostModel, Plan, make_plan
+from zellige_ray.placement import Cluster, CostModel, Plan, make_plan, simulate
 from zellige_ray.placement import Sequence as Lengths
 from zellige_ray.placement.forecast import Forecast, forecast
+from zellige_ray.placement.memory import MemoryModel
 
 RANDOM = "random"
 # Three plans of each batch; random tilings use everything that the engine can run.
@@ -117,6 +118,27 @@ def run_trials(
     return [_outcome(run) for run in runs]
 
 
+def weighed(ranks: RankProcesses) -> MemoryModel:
+    """The heaviest memory model that any rank finds for itself."""
+    models: list[MemoryModel] = [t.value.value for t in ranks.call("weigh", [(0,)] * ranks.epoch.size)]
+    return max(models, key=MemoryModel.token_bytes)
+
+
+def count_peaks(ranks: RankProcesses, trials: Sequence[Trial]) -> list[int]:
+    """Most bytes that tensors of any rank hold in a step of each trial, counted one by one; behind all timed steps."""
+    peaks = []
+    for trial in trials:
+        order = Order(0, Decision(ranks.steps), trial.plan, trial.samples)
+        peaks.append(max(t.value.value for t in ranks.call("peak", [(order, True)] * ranks.epoch.size)))
+    return peaks
+
+
+def predicted_peaks(trials: Sequence[Trial], cluster: Cluster, cost: CostModel) -> list[int]:
+    """What the memory model of `cost` says of the fullest rank of each trial."""
+    plans = [trial.plan for trial in trials]
+    return [max(rank.peak_bytes for rank in simulate(plan, cluster, cost).ranks) for plan in plans]
+
+
 def _outcome(runs: Sequence[Sequence[Timed]]) -> Outcome:
     walls = [max(t.ended for t in run) - min(t.began for t in run) for run in runs]
     cpus = [max(t.cpu_s for t in run) for run in runs]
@@ -161,6 +183,6 @@ def model_settings(layers: int, heads: int, head_dim: int, checkpointing: str) -
 
 
 __all__ = [
-    "GRIDS", "Outcome", "RunConfig", "Trial", "held_out_trials", "lengths", "mixed_batches", "model_settings",
-    "predictions", "run_trials",
+    "GRIDS", "Outcome", "RunConfig", "Trial", "count_peaks", "held_out_trials", "lengths", "mixed_batches",
+    "model_settings", "predicted_peaks", "predictions", "run_trials", "weighed",
 ]  # fmt: skip

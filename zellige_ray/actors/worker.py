@@ -146,11 +146,14 @@ class Worker:
 
         return self._sparing(epoch, work)
 
-    def peak(self, order: Order) -> Reply:
-        """Most bytes that tensors of this rank hold in a step that will never count; gradients only."""
+    def peak(self, order: Order, update: bool = False) -> Reply:
+        """Most bytes that tensors of this rank hold in a step that nobody decides.
+
+        update: it is applied, which ends the run's curve; False: gradients only, it will never count.
+        """
 
         def count() -> int:
-            return peak_of_step(self._runner, order.plan, order.samples, order.pass_, self._comm, update=False)
+            return peak_of_step(self._runner, order.plan, order.samples, order.pass_, self._comm, update)
 
         return self._on(order, count)
 

@@ -3,7 +3,8 @@
 A reference DiT on ranks that are processes of this machine, one pinned thread each, over gloo. A profile is measured
 first; then 21 plans (policies dp, cp, bags, even, zellige and random valid tilings, seven batches) run in turn, in
 another order each time. Percentages are mean absolute errors of medians. repeat_noise is how far one repeat is from the
-median of its plan, on average.
+median of its plan, on average. Memory is that of the fullest rank: live bytes of tensors, counted in a step of each
+plan.
 
 With more ranks than processors wall time says little: `cpu_mape` compares the processor time of the busiest rank, and
 is the figure to look at. `curves_over_constants` is step time of plans made with measured curves over that of plans
@@ -63,12 +64,15 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
     from zellige_ray.actors.prediction_trials import (
         GRIDS,
         Trial,
+        count_peaks,
         held_out_trials,
         lengths,
         mixed_batches,
         model_settings,
+        predicted_peaks,
         predictions,
         run_trials,
+        weighed,
     )
     from zellige_ray.config import parse_config
     from zellige_ray.data.random_cache import write_random_cache
@@ -96,7 +100,7 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
             local = profile_ranks(ranks, config, TEXT_DIM, args.budget, say)
             hardware = local.profile.hardware
             cluster = replace(hardware, speed=local.speeds).cluster()
-            cost = CostModel(hardware, preset)
+            cost = CostModel(hardware, preset, measured_memory=weighed(ranks))
             trials = held_out_trials(samples, spec, cluster, cost, args.plans, args.seed)
             forecasts = predictions(trials, cluster, cost)
             outcomes = run_trials(ranks, trials, args.repeats, say)
@@ -109,8 +113,10 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
                     for n, c in (("curves", cost), ("constants", constants))
                 ]
             versus = run_trials(ranks, pairs, args.repeats, say) if pairs else []
+            say("counting live bytes")
+            counted, told = count_peaks(ranks, trials), predicted_peaks(trials, cluster, cost)
     rows: list[dict[str, Any]] = []
-    for trial, f, o in zip(trials, forecasts, outcomes, strict=True):
+    for trial, f, o, peak, expected in zip(trials, forecasts, outcomes, counted, told, strict=True):
         rows.append(
             {
                 "policy": trial.policy,
@@ -122,6 +128,8 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
                 "predicted_cpu_s": max(r.busy_s for r in f.ranks),
                 "measured_cpu_s": o.cpu_s,
                 "exchange_share": o.exchange_share,
+                "predicted_bytes": expected,
+                "counted_bytes": peak,
                 "ranks": [
                     {
                         "predicted": [r.linear_s, r.attention_s, r.exchange_s, r.idle_s],
@@ -134,7 +142,7 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
     steps = [o.step_s for o in outcomes]
     return {
         "makespan_mape": _percent([row["error"] for row in rows]),
-        "memory_mape": None,
+        "memory_mape": _percent([row["predicted_bytes"] / row["counted_bytes"] - 1 for row in rows]),
         "repeat_noise": 100 * statistics.fmean(o.noise for o in outcomes),
         "cpu_mape": _percent([row["predicted_cpu_s"] / row["measured_cpu_s"] - 1 for row in rows]),
         "cpu_repeat_noise": 100 * statistics.fmean(o.cpu_noise for o in outcomes),
@@ -180,6 +188,7 @@ def table(figures: dict[str, Any]) -> str:
     lines += [
         f"makespan: {figures['makespan_mape']:.1f} % mean absolute error, bias {figures['bias']:+.1f} %; "
         f"a repeat is {figures['repeat_noise']:.1f} % from its median",
+        f"memory of the fullest rank: {figures['memory_mape']:.2f} % mean absolute error against live bytes, counted",
         f"busiest rank's processor time: {figures['cpu_mape']:.1f} %, repeats {figures['cpu_repeat_noise']:.1f} %",
         f"slowest over fastest plan {figures['spread']:.1f}; {figures['exchange_heavy']} exchange for 10 % or more",
         f"planned with curves over planned with FLOP rates: {ratio:.3f}" if ratio is not None else "",
