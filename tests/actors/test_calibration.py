@@ -84,7 +84,7 @@ def test_the_driver_names_a_wild_worker_and_gives_it_less_from_the_first_step(tm
     assert any(text.startswith("worker-1 computes at 0.33 of the speed of its peers") for text in notes)
 
 
-def test_the_second_run_takes_the_profile_of_the_first(tmp_path: Path) -> None:
+def test_the_second_run_takes_the_profile_of_the_first(own_profiles: None, tmp_path: Path) -> None:
     first, second = FakePool(), FakePool()
     for name, pool in (("first", first), ("second", second)):
         folder = tmp_path / name
