@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.training.saved_run import TEXT_DIM, write_run
+from zellige_ray.config import ModelConfig
 from zellige_ray.errors import ModelError
 from zellige_ray.models import get_adapter, specs
 from zellige_ray.models.architecture import origins, resolve
 from zellige_ray.models.folders import WEIGHTS, check_weights
 from zellige_ray.models.making import check_model, outline
-from zellige_ray.settings import ModelConfig
 from zellige_ray.training.export import export_model
 
 WAN = {"name": "wan", "layers": 2, "heads": 2, "head_dim": 16, "mlp_ratio": 2.0}

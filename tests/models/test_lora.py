@@ -9,9 +9,9 @@ import torch
 from tests.models.test_exactness import alone
 from tests.models.test_families import plain
 from zellige_ray.attention.tilings import random_round
+from zellige_ray.config import LoraConfig, ModelConfig
 from zellige_ray.errors import ModelError
 from zellige_ray.models import get_adapter, get_spec
-from zellige_ray.settings import LoraConfig, ModelConfig
 
 HEADS, HEAD_DIM = 3, 16
 SHAPES, TEXT = [(1, 1, 1), (1, 1, 17), (1, 6, 5), (1, 4, 7)], [5, 1, 11, 4]

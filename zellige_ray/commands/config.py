@@ -20,7 +20,7 @@ from zellige_ray.errors import ConfigError
 
 PREFACE = """# Configuration
 
-Written by `python -m zellige_ray config --markdown` from the models in `zellige_ray/settings.py`; a test compares it.
+Written by `python -m zellige_ray config --markdown` from the models in `zellige_ray/settings`; a test compares it.
 
 A run is one YAML file. Any key can be set on the command line after it, by its path: `optimizer.lr=3e-4`,
 `workers.count=4`, `preview.every=null`. All is checked before a worker starts: an unknown key names the nearest one, a

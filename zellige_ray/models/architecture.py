@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zellige_ray.config import ModelConfig, RunConfig
 from zellige_ray.errors import ModelError
 from zellige_ray.models.specs import ModelSpec, get_spec
-from zellige_ray.settings import ModelConfig, RunConfig
 
 CONFIG = "config.json"
 PIPELINE, PART = "model_index.json", "transformer"

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zellige_ray.config import LoraConfig
 from zellige_ray.errors import ConfigError
 from zellige_ray.models.fingerprint import tensors_hash
-from zellige_ray.settings import LoraConfig
 
 ADAPTER = "default"
 MARK = ".lora_"  # in the name of a parameter of an adapter, and of no other

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zellige_ray.config import ModelConfig
 from zellige_ray.errors import ModelError
 from zellige_ray.models import lora
 from zellige_ray.models.architecture import model_folder, origins, text_dim_of
@@ -16,7 +17,6 @@ from zellige_ray.models.folders import check_weights, load_weights
 from zellige_ray.models.initial import initialise
 from zellige_ray.models.registry import get_adapter
 from zellige_ray.models.trained import choose_trained
-from zellige_ray.settings import ModelConfig
 
 
 def finish(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
 
+from zellige_ray.config import ModelConfig
 from zellige_ray.errors import ModelError
 from zellige_ray.models import lora
-from zellige_ray.settings import ModelConfig
 
 SHOWN = 5
 
