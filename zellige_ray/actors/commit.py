@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from zellige_ray.actors.messages import Decision, Standing, Vote
+from zellige_ray.actors.messages import Decision, Epoch, Standing, Vote
+from zellige_ray.actors.pool import Gathered
 from zellige_ray.errors import PoolError
 
 Verdict = Literal["commit", "drop", "wait"]
@@ -54,6 +55,21 @@ class CommitRule:
         """A member is gone, broken or silent: its vote, had it come, does not count, nor can it come any more."""
         if self._ballot is not None:
             self._ballot.lost.add(worker)
+
+    def judge(self, epoch: Epoch, gathered: Gathered) -> bool:
+        """Puts what came of a step to the vote: does it count? An answer of no drops it."""
+        self.open(epoch.number, epoch.workers)
+        for worker, reply in gathered.replies.items():
+            if reply.status == "ok":
+                self.vote(worker, reply.epoch, reply.value)
+            else:
+                self.lose(worker)
+        for worker in [*gathered.lost, *gathered.missing]:
+            self.lose(worker)
+        if self.verdict == "commit":
+            return True
+        self.drop()
+        return False
 
     @property
     def verdict(self) -> Verdict:

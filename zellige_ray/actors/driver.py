@@ -10,44 +10,38 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from zellige_ray.actors.asides import Asides
 from zellige_ray.actors.batches import Batches
-from zellige_ray.actors.calibration import Calibration
 from zellige_ray.actors.commit import CommitRule, decide_again
 from zellige_ray.actors.crew import CorruptSamples, Crew
 from zellige_ray.actors.dispatch import Dispatch
+from zellige_ray.actors.foresight import Foresight
 from zellige_ray.actors.journal import Journal
 from zellige_ray.actors.membership import Rewound, StateLost
-from zellige_ray.actors.memory import Memory, read_hardware, write_hardware, write_members
-from zellige_ray.actors.memory_guard import MemoryGuard
+from zellige_ray.actors.memory import Memory, read_hardware, write_members
 from zellige_ray.actors.messages import Decision, Epoch, Member, Vote
-from zellige_ray.actors.planning import Planned, Planner
-from zellige_ray.actors.pool import Gathered, Pool
+from zellige_ray.actors.planning import Planned
+from zellige_ray.actors.pool import Pool
 from zellige_ray.actors.prepared import Start
-from zellige_ray.actors.rates import describe, find_rates
 from zellige_ray.actors.retreat import Retreat
 from zellige_ray.actors.saver import Saver
-from zellige_ray.actors.weighed import find_memory
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.record import Record
 from zellige_ray.data.sampler import SamplerState
 from zellige_ray.errors import CheckpointError, DataError, PoolError, ZelligeError
 from zellige_ray.models.specs import get_spec
-from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent, RankTimes
-from zellige_ray.placement import HardwareProfile, ModelPreset, Prediction
-from zellige_ray.placement.hardware import State
+from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent
+from zellige_ray.placement import HardwareProfile
 from zellige_ray.training import checkpoint_files
 from zellige_ray.training.checkpoint_files import Position
 from zellige_ray.words import counted
 
 MAX_SKIPPED = 3
 SAVE_TIMEOUT_S = 600.0
-DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 __all__ = ["Driver", "Start"]
 
@@ -94,7 +88,7 @@ class Driver:
         saved = checkpoint_files.read_position(newest).step if newest is not None else start.step
         self._saver = Saver(folder, config.checkpoint.keep, saved, emit, config.state.layout)
         self._asides = Asides(config, folder, train, held_out, self.tokens, self._dispatch, self._crew, self._journal)
-        self._guard = MemoryGuard(config.placement.memory_margin, emit)
+        self._foresight = Foresight(config, folder, self._spec, text_dim, self._crew, emit)
         self._position = start.sampler
         self._retreat = Retreat(folder)
         self._skipped = 0
@@ -196,27 +190,12 @@ class Driver:
         self._journal.stepped(last.step, last.pass_, epoch, planned, votes, samples, last.seconds)
 
     def _make_planner(self, known: HardwareProfile | None) -> None:
-        model = self._spec.preset(self._config.model, DTYPE_BYTES[self._config.engine.dtype])
         self._emit(PhaseEvent("profile", 0, 1))
-        while not self._survives(lambda: self._find_rates(model, known)):
+        while not self._survives(lambda: self._foresight.look(known)):
             pass
-        hardware = self._hardware
-        self._calibration = Calibration(hardware)
-        write_hardware(self._folder, hardware)
-        policy, weighed = self._config.placement.policy, find_memory(self._config, self._folder, known, self._crew)
-        self._dispatch.planner = Planner(self._spec, model, hardware, self._speeds, policy, self._guard, weighed)
+        self._dispatch.planner = self._foresight.planner
         self._emit(PhaseEvent("profile", 1, 1))
-        self._emit(NoteEvent("info", f"{counted(self._crew.epoch.size, 'rank')}; {describe(self._rates)}"))
-
-    def _say(self, level: Literal["info", "warning"], text: str) -> None:
-        self._emit(NoteEvent(level, text))
-
-    def _find_rates(self, model: ModelPreset, known: HardwareProfile | None) -> None:
-        named = self._config.placement.hardware
-        self._rates = find_rates(self._config, model, self._text_dim, known, self._crew, self._say)
-        hardware, self._speeds = self._rates.hardware, self._rates.speeds
-        state: State = "replicated" if self._config.state.layout == "replicated" else "fsdp"
-        self._hardware = hardware if named is not None else replace(hardware, state=state)
+        self._emit(NoteEvent("info", f"{counted(self._crew.epoch.size, 'rank')}; {self._foresight.describe()}"))
 
     def _go_back(self, ready: Sequence[Member] = ()) -> None:
         """Nobody holds the state any more: on from the newest complete checkpoint; the ledger says what is replayed."""
@@ -287,25 +266,12 @@ class Driver:
             if self.step + 1 < self._config.steps:
                 self._dispatch.planner.plan(self._batches.at(after)[0], epoch)
 
-        planned, replies, samples = self._dispatch.run("step", samples, pass_, meanwhile=plan_ahead, judge=self._judge)
+        planned, replies, samples = self._dispatch.run(
+            "step", samples, pass_, meanwhile=plan_ahead, judge=self._rule.judge
+        )
         votes = [replies[w].value for w in self._crew.epoch.workers]
         self._commit(self._crew.epoch, planned, votes, samples, after, time.perf_counter() - start)
         self._between_steps()
-
-    def _judge(self, epoch: Epoch, gathered: Gathered) -> bool:
-        """Puts what came of a step to the vote."""
-        self._rule.open(epoch.number, epoch.workers)
-        for worker, reply in gathered.replies.items():
-            if reply.status == "ok":
-                self._rule.vote(worker, reply.epoch, reply.value)
-            else:
-                self._rule.lose(worker)
-        for worker in [*gathered.lost, *gathered.missing]:
-            self._rule.lose(worker)
-        if self._rule.verdict == "commit":
-            return True
-        self._rule.drop()
-        return False
 
     def _commit(
         self,
@@ -325,11 +291,7 @@ class Driver:
         decided = self._rule.commit(log)
         self._position = after
         self._journal.stepped(decided.step, pass_, epoch, planned, votes, samples, seconds)
-        self._guard.see(epoch, [v.times for v in votes])
-        assert planned.plan.predicted is not None
-        times = [v.times for v in votes]
-        self._speeds.see(epoch.workers, planned.speeds, planned.plan.predicted.ranks, times)
-        self._recalibrate(planned, planned.plan.predicted, times)
+        self._foresight.see(epoch, planned, [v.times for v in votes])
         self._check_finite(decided.update, samples)
 
     def _compare(self) -> None:
@@ -337,18 +299,6 @@ class Driver:
             self._asides.compare()
         except (Rewound, StateLost):
             self._emit(NoteEvent("warning", "the state was lost while policies were compared: there is no comparison"))
-
-    def _recalibrate(self, planned: Planned, predicted: Prediction, times: Sequence[RankTimes]) -> None:
-        """What the step took flows back into the next plans; kept for the next driver, and for the next run."""
-        calibration = self._calibration
-        if not calibration.see(planned.scale, predicted, times):
-            return
-        self._dispatch.planner.recalibrate(calibration.hardware, calibration.scale)
-        write_hardware(self._folder, calibration.hardware)
-        self._rates.keep(calibration.hardware)
-        drift = calibration.drift()
-        if drift:
-            self._say("warning", drift)
 
     def _check_finite(self, finite: bool, samples: Sequence[SampleMeta]) -> None:
         self._skipped = 0 if finite else self._skipped + 1

@@ -29,6 +29,11 @@ class Planned:
     scale: Scale
 
 
+def lengths(samples: Sequence[SampleMeta], spec: ModelSpec) -> list[Lengths]:
+    """Samples as plans see them."""
+    return [Lengths(s.id, spec.tokens(s.latent_shape), s.text_tokens, s.weight) for s in samples]
+
+
 class Planner:
     """Makes plans for the workers of an epoch, at their speeds."""
 
@@ -72,7 +77,7 @@ class Planner:
         if key not in self._made:
             start, cluster = time.perf_counter(), self.cluster(epoch)
             plan = make_plan(
-                [Lengths(s.id, self.spec.tokens(s.latent_shape), s.text_tokens, s.weight) for s in samples],
+                lengths(samples, self.spec),
                 cluster,
                 self.cost,
                 policy=key[2],

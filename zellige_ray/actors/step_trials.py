@@ -21,7 +21,7 @@ import numpy as np
 from zellige_ray.actors.crew import Crew
 from zellige_ray.actors.memory_guard import MemoryGuard
 from zellige_ray.actors.messages import Decision, Order
-from zellige_ray.actors.planning import Planner
+from zellige_ray.actors.planning import Planner, lengths
 from zellige_ray.actors.process_pool import ProcessPool
 from zellige_ray.actors.rates import measure_rates
 from zellige_ray.actors.speeds import Speeds
@@ -29,13 +29,12 @@ from zellige_ray.config import RunConfig
 from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.mini_latents import write_mini_latents
 from zellige_ray.errors import DataError, PoolError
-from zellige_ray.models.specs import ModelSpec, get_spec
+from zellige_ray.models.specs import get_spec
 from zellige_ray.monitor.events import RankTimes
 from zellige_ray.placement import CostModel, HardwareProfile, Plan, make_plan
-from zellige_ray.placement import Sequence as Lengths
 from zellige_ray.placement.policies.bags import all_specs, spec_text
 
-RANKS, DTYPE_BYTES = 2, 4
+RANKS = 2
 IMAGES, CLIPS = (8, 12), (1, 3)  # of a batch, from and to
 IDLE = 0.3  # of all rank seconds, with every sequence whole: what a batch must offer to be worth a comparison
 DRAWS = 1000  # batches drawn in search of those
@@ -72,7 +71,7 @@ class StepTrials:
     def __init__(self, config: RunConfig, pool: ProcessPool) -> None:
         self._config, self._pool = config, pool
         self._spec = get_spec(config.model.name)
-        self._model = self._spec.preset(config.model, DTYPE_BYTES)
+        self._model = self._spec.preset(config.model, config.engine.dtype_bytes)
         self._decided = Decision(0)
         self._crew = Crew(pool, config.workers, lambda: self._decided, _refuse, lambda epoch: None)
         self._crew.start(RANKS, None)
@@ -193,12 +192,15 @@ def draw_batches(index: Index, config: RunConfig, num: int, idle: float = IDLE) 
     """Mixed batches on which `dp` idles for that share, by the FLOPs alone: the same for a seed on every machine."""
     spec = get_spec(config.model.name)
     even = HardwareProfile("even", 1, RANKS, 1 << 50, 1e10, 1e10, 1e12, 1e12, 0.0, state="replicated")
-    cost, rng = CostModel(even, spec.preset(config.model, DTYPE_BYTES)), np.random.default_rng(config.seed)
+    cost, rng = (
+        CostModel(even, spec.preset(config.model, config.engine.dtype_bytes)),
+        np.random.default_rng(config.seed),
+    )
     images, clips = ([s for s in index.samples if s.media == media] for media in ("image", "video"))
     out: list[Batch] = []
     for _ in range(DRAWS):
         batch = tuple(_some(rng, images, IMAGES) + _some(rng, clips, CLIPS))
-        plan = make_plan(_lengths(batch, spec), even.cluster(), cost, "dp")
+        plan = make_plan(lengths(batch, spec), even.cluster(), cost, "dp")
         assert plan.predicted is not None
         if sum(rank.idle_s for rank in plan.predicted.ranks) >= idle * RANKS * plan.predicted.step_s:
             out.append(batch)
@@ -210,10 +212,6 @@ def draw_batches(index: Index, config: RunConfig, num: int, idle: float = IDLE) 
 def _some(rng: np.random.Generator, samples: Sequence[SampleMeta], limits: tuple[int, int]) -> list[SampleMeta]:
     num = int(rng.integers(limits[0], limits[1] + 1))
     return [samples[i] for i in sorted(rng.choice(len(samples), num, replace=False).tolist())]
-
-
-def _lengths(batch: Batch, spec: ModelSpec) -> list[Lengths]:
-    return [Lengths(s.id, spec.tokens(s.latent_shape), s.text_tokens, s.weight) for s in batch]
 
 
 def _refuse(event: Any) -> None:

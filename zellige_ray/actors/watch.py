@@ -12,7 +12,6 @@ from functools import partial
 
 import yaml
 
-from zellige_ray.actors.driver import DTYPE_BYTES
 from zellige_ray.actors.prepared import Prepared
 from zellige_ray.errors import ZelligeError
 from zellige_ray.files import write_file
@@ -37,7 +36,7 @@ class Watch:
     def __init__(self, prepared: Prepared) -> None:
         config, self._folder = prepared.config, prepared.folder
         self._config = config
-        self._model = get_spec(config.model.name).preset(config.model, DTYPE_BYTES[config.engine.dtype])
+        self._model = get_spec(config.model.name).preset(config.model, config.engine.dtype_bytes)
         run = SinkRun(config.name, self._folder, config.model_dump(mode="json"))
         self._feed = Feed(run, {name: sinks[name] for name in config.sinks})
         self._page: PageServer | None = None

@@ -22,7 +22,6 @@ from zellige_ray.placement import Sequence as Lengths
 from zellige_ray.words import counted
 
 GIB = 1 << 30
-DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 MAX_RANKS = 4096
 SHOWN = 10
 
@@ -115,7 +114,7 @@ def answer(config: RunConfig, name: str, hardware: str | None, policy: str | Non
     while state.pass_ == 0:
         samples, state = sampler.batch(state)
         batched.append([Lengths(s.id, tokens[s.id], s.text_tokens, s.weight) for s in samples])
-    cost = CostModel(profile, spec.preset(config.model, DTYPE_BYTES[config.engine.dtype]))
+    cost = CostModel(profile, spec.preset(config.model, config.engine.dtype_bytes))
     cluster = profile.cluster()
     fits = _ranks_needed(cost, tokens[longest.id], profile.memory_bytes)
     drawn = {s.id for batch in batched for s in batch}

@@ -81,6 +81,11 @@ class EngineConfig(Section):
     )
     deterministic: bool = Field(True, description="Only kernels whose result does not depend on timing.")
 
+    @property
+    def dtype_bytes(self) -> int:
+        """Of one value of `dtype`."""
+        return {"float32": 4, "float64": 8, "bfloat16": 2}[self.dtype]
+
     @model_validator(mode="after")
     def _flash_is_half(self) -> EngineConfig:
         if self.kernel == "flash" and self.dtype != "bfloat16":
