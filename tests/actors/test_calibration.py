@@ -19,6 +19,8 @@ from zellige_ray.placement import HardwareProfile, Prediction, RankLoad
 from zellige_ray.placement.profile_file import Profile, ProfileKey, matching_profile, read_profile, write_profile
 from zellige_ray.training.profile_scope import Probe
 
+pytestmark = pytest.mark.usefixtures("own_profiles")
+
 HARDWARE = HardwareProfile("m", 1, 2, 1 << 40, 1e12, 1e12, 1e9, 1e9, 0.0, curves=simulated_curves())
 KEY = ProfileKey("cpu", "dit 4x4x32", "float32", "auto", 1, 2, 1, "2.13", "0.1")
 
@@ -84,7 +86,7 @@ def test_the_driver_names_a_wild_worker_and_gives_it_less_from_the_first_step(tm
     assert any(text.startswith("worker-1 computes at 0.33 of the speed of its peers") for text in notes)
 
 
-def test_the_second_run_takes_the_profile_of_the_first(own_profiles: None, tmp_path: Path) -> None:
+def test_the_second_run_takes_the_profile_of_the_first(tmp_path: Path) -> None:
     first, second = FakePool(), FakePool()
     for name, pool in (("first", first), ("second", second)):
         folder = tmp_path / name

@@ -21,6 +21,8 @@ from zellige_ray.errors import PoolError, ZelligeError
 from zellige_ray.monitor.events import ComparisonEvent, Event, MembershipEvent, NoteEvent, StepEvent
 from zellige_ray.training.checkpoint_files import newest, read_position
 
+pytestmark = pytest.mark.usefixtures("own_profiles")
+
 
 def sample(i: int) -> SampleMeta:
     if i % 3:
