@@ -14,6 +14,7 @@ from zellige_ray.errors import PlanError
 from zellige_ray.monitor.events import Event
 from zellige_ray.placement import CostModel, HardwareProfile, ModelPreset, Plan, Sequence, load_hardware, load_model
 from zellige_ray.placement.batch import read_batch
+from zellige_ray.placement.local_profile import LocalProfile
 from zellige_ray.placement.planner import make_plan
 from zellige_ray.placement.stream import BEST_STATIC, PolicyFigures, compare
 from zellige_ray.placement.workloads import draw_batch
@@ -118,10 +119,8 @@ def profile(
     out: str | None = None,
     budget_s: float = 12.0,
     say: Callable[[str], None] = lambda text: None,
-) -> Any:
+) -> LocalProfile:
     """Measures the model of a config on workers of this machine and writes a profile: as `zellige profile`.
-
-    Returns a `zellige_ray.actors.local_profile.LocalProfile`.
 
     out: a file; default where runs look for theirs. say: told what is being done. Raises ConfigError for a bad config,
     a timing that can't be true, a file that can't be written; PoolError when a worker fails.

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from zellige_ray.actors.messages import Decision, Order
-from zellige_ray.actors.rank_processes import RankProcesses, Timed
+from zellige_ray.actors.planning import lengths
+from zellige_ray.actors.process_worker import Timed
+from zellige_ray.actors.rank_processes import RankProcesses
 from zellige_ray.attention.tilings import random_round
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import SampleMeta
 from zellige_ray.models.specs import ModelSpec
 from zellige_ray.placement import Cluster, CostModel, Plan, make_plan, simulate
-from zellige_ray.placement import Sequence as Lengths
 from zellige_ray.placement.forecast import Forecast, forecast
 from zellige_ray.placement.memory import MemoryModel
 
@@ -91,11 +92,6 @@ def mixed_batches(samples: Sequence[SampleMeta], count: int, seed: int) -> list[
         many = [pictures[i] for i in rng.permutation(len(pictures))[: int(rng.integers(8, 13))]]
         out.append((*few, *many))
     return out
-
-
-def lengths(samples: Sequence[SampleMeta], spec: ModelSpec) -> list[Lengths]:
-    """Samples as the planner sees them."""
-    return [Lengths(s.id, spec.tokens(s.latent_shape), s.text_tokens) for s in samples]
 
 
 def run_trials(
@@ -183,6 +179,6 @@ def model_settings(layers: int, heads: int, head_dim: int, checkpointing: str) -
 
 
 __all__ = [
-    "GRIDS", "Outcome", "RunConfig", "Trial", "count_peaks", "held_out_trials", "lengths", "mixed_batches",
+    "GRIDS", "Outcome", "RunConfig", "Trial", "count_peaks", "held_out_trials", "mixed_batches",
     "model_settings", "predicted_peaks", "predictions", "run_trials", "weighed",
 ]  # fmt: skip

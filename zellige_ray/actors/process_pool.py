@@ -19,7 +19,7 @@ from zellige_ray.actors.link import ALONE, INTERFACE, Link
 from zellige_ray.actors.messages import Member, Reply
 from zellige_ray.actors.network import VARIABLE
 from zellige_ray.actors.pool import Adopted, Gathered
-from zellige_ray.actors.process_worker import Raised, Setting
+from zellige_ray.actors.process_worker import Raised, Setting, Timed
 from zellige_ray.actors.worker_environment import WORKER_ENVIRONMENT
 from zellige_ray.config import RunConfig
 from zellige_ray.errors import PoolError, ZelligeError
@@ -32,13 +32,23 @@ ERROR_LINES = 5
 class ProcessPool:
     """See `Pool`. Also a context: whatever ends it, its processes end."""
 
-    def __init__(self, config: RunConfig, cache_folder: Path, scratch: Path, linked: bool, first: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        cache_folder: Path,
+        scratch: Path,
+        linked: bool,
+        first: bool = False,
+        pinned: bool = True,
+    ) -> None:
         """scratch: for logs and rendezvous. linked: two workers, each in a network namespace of its own.
 
-        first: workers run before all other work of the machine, which root alone may ask for.
+        first: workers run before all other work of the machine, which root alone may ask for. pinned: each on a core of
+        its own, where there are enough. `last` is what each worker answered last, with its times.
         """
         self._config, self._cache_folder, self._scratch = config, cache_folder, scratch
-        self._linked, self._first = linked, first
+        self._linked, self._first, self._pinned = linked, first, pinned
+        self.last: dict[str, Timed] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._connections: dict[str, Connection] = {}
         self.link: Link | None = None
@@ -63,7 +73,7 @@ class ProcessPool:
             self.link = Link([self._processes[name].pid for name in names])
         cores = sorted(os.sched_getaffinity(0))
         for i, name in enumerate(names):
-            core = cores[i] if count <= len(cores) else None
+            core = cores[i] if self._pinned and count <= len(cores) else None
             self._connections[name].send(Setting(name, self._config, str(self._cache_folder), core, self._first))
         gathered = self.gather(self.submit("setup", {name: (checkpoint,) for name in names}), timeout_s)
         if not gathered.complete:
@@ -165,7 +175,10 @@ class ProcessPool:
             if isinstance(value.fault, ZelligeError):
                 raise value.fault
             raise PoolError(f"{name}: {type(value.fault).__name__}: {value.fault}") from value.fault
-        return value
+        if isinstance(value, Timed):
+            self.last[name] = value
+            return value.value
+        return value  # a hello
 
     def _log(self, name: str) -> Path:
         return self._scratch / f"{name}.log"

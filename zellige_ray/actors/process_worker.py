@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -30,6 +31,16 @@ class Setting:
     cache_folder: str
     core: int | None
     first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An answer, when its order began and ended (seconds of the machine's monotonic clock), processor seconds."""
+
+    value: Any
+    began: float
+    ended: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +72,11 @@ def main(fd: int) -> None:
     threading.Thread(target=_listen, args=(connection, worker, orders), name="zellige-orders", daemon=True).start()
     while True:
         method, args = orders.get()
+        began, cpu = time.monotonic(), time.process_time()
+        answer: Timed | Raised
         try:
-            answer = getattr(worker, method)(*args)
+            value = getattr(worker, method)(*args)
+            answer = Timed(value, began, time.monotonic(), time.process_time() - cpu)
         except BaseException as fault:  # noqa: BLE001  carried to whoever gathers
             answer = Raised(fault)
         connection.send(answer)

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", type=int, default=4, help="its heads, of 32 channels each (default: 4)")
     parser.add_argument("--checkpointing", choices=("none", "full"), default="none", help="default: none")
     parser.add_argument("--batches", type=int, default=4, help="batches of curves against constants (default: 4)")
+    parser.add_argument("--first", action="store_true", help="ranks run before all other work of the machine (root)")
     parser.add_argument("--seed", type=int, default=0, help="of batches and tilings (default: 0)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
@@ -60,13 +61,13 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
     """All figures, by name."""
     import torch
 
-    from zellige_ray.actors.local_profile import DTYPE_BYTES, profile_ranks, start_ranks
+    from zellige_ray.actors.local_profile import profile_ranks
+    from zellige_ray.actors.planning import lengths
     from zellige_ray.actors.prediction_trials import (
         GRIDS,
         Trial,
         count_peaks,
         held_out_trials,
-        lengths,
         mixed_batches,
         model_settings,
         predicted_peaks,
@@ -74,6 +75,7 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
         run_trials,
         weighed,
     )
+    from zellige_ray.actors.rank_processes import RankProcesses
     from zellige_ray.config import parse_config
     from zellige_ray.data.random_cache import write_random_cache
     from zellige_ray.models.specs import get_spec
@@ -91,9 +93,9 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
             }
         )
         spec = get_spec(config.model.name)
-        preset = spec.preset(config.model, DTYPE_BYTES[config.engine.dtype])
+        preset = spec.preset(config.model, config.engine.dtype_bytes)
         samples = write_random_cache(folder, spec, GRIDS, TEXT_DIM, args.seed).index().samples
-        with start_ranks(args.ranks, config, str(folder)) as ranks:
+        with RankProcesses(args.ranks, config, str(folder), first=args.first) as ranks:
             shared = args.ranks > len(os.sched_getaffinity(0))
             if shared:
                 ranks.call("count_processor_time", [()] * args.ranks)
