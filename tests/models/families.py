@@ -33,7 +33,12 @@ def fresh(name, lab, dtype, checkpointing="none", layers=2):
     config = ModelConfig(
         name=name, layers=layers, heads=HEADS, head_dim=HEAD_DIM, mlp_ratio=ratio, checkpointing=checkpointing
     )
-    module = get_adapter(name).build(config, lab.TEXT_DIM, 0, torch.float64, "cpu")
+    return built(config, lab, dtype)
+
+
+def built(config, lab, dtype):
+    """The module of a configuration, every weight moved off zero."""
+    module = get_adapter(config.name).build(config, lab.TEXT_DIM, 0, torch.float64, "cpu")
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in module.parameters():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.models.families import built
 from zellige_ray.attention import AttentionEngine, compile_layout
 from zellige_ray.attention.tilings import random_round, whole_round
 from zellige_ray.config import ModelConfig
@@ -19,12 +20,7 @@ HEADS = 3
 
 def fresh(lab, dtype=torch.float64, name="wan", **options):
     config = ModelConfig(name=name, layers=2, heads=HEADS, head_dim=16, mlp_ratio=options.pop("mlp_ratio", 2.0))
-    module = get_adapter(name).build(config, lab.TEXT_DIM, 0, torch.float64, "cpu")
-    g = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(torch.randn(p.shape, generator=g, dtype=torch.float64) * (0.1 if p.ndim > 1 else 0.02))
-    return torch.nn.Module.to(module, dtype)
+    return built(config, lab, dtype)
 
 
 @pytest.fixture
