@@ -111,3 +111,26 @@ def test_workers_that_are_still_starting_do_not_make_the_time_out_longer() -> No
     world.delay["c"] = 1.8
     world.run(10)
     assert world.hearts.limit_s < 3
+
+
+def test_what_a_worker_was_silent_while_it_started_is_not_held_against_it_nor_against_the_others() -> None:
+    world = World()
+    world.delay["c"] = 6.0  # its imports hold the interpreter
+    world.hearts.watch("c")
+    world.run(5)
+    world.hearts.settle("c")
+    assert world.hearts.silent("c") is None
+    world.run(1.9)  # the answer to a ping from before comes
+    assert world.hearts.silent("c") is None
+    assert world.hearts.limit_s < 2 + 3 * 2
+
+
+def test_an_answer_to_a_call_is_a_sign_of_life() -> None:
+    world = World()
+    world.delay["a"] = None
+    world.run(2.3)
+    world.hearts.hear("a")
+    world.run(1.5)
+    assert world.hearts.silent("a") is None
+    world.run(1.0)
+    assert world.hearts.silent("a") is not None

@@ -90,7 +90,10 @@ def test_the_process_has_a_peak_that_can_be_forgotten():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_buffers_of_a_layer_are_what_the_formula_says(seed):
-    """Whole sequences, cut ones, both, ranks without tokens: at the fullest moment of backward, within 1 %."""
+    """Whole sequences, cut ones, both, ranks without tokens: at the fullest moment of backward, within 1 %.
+
+    Sends live until their exchange is over, which is the peer's to say: between none of them and all.
+    """
     rng = np.random.default_rng(seed)
     lengths = [int(n) for n in rng.integers(20, 300, 5)]
     round_ = random_round(rng, lengths, 2, HEADS)
@@ -121,5 +124,8 @@ def test_the_buffers_of_a_layer_are_what_the_formula_says(seed):
         copied = 0 if of["whole_tokens"] in (0, of["tokens"]) else 3 * of["whole_tokens"] * row
         alone = saved - of["whole_tokens"] * 3 * row + copied + inputs + of["tokens"] * row
         assert kept == pytest.approx(alone, rel=0.002, abs=64)
-        most = max(np.dot(m.row, counts[:, rank]) for m in formula.backward())
-        assert peak == pytest.approx(entry + most, rel=0.01, abs=2048)
+        latest, soonest = (
+            max(np.dot(m.row, counts[:, rank] * alive) for m in formula.backward())
+            for alive in (np.ones(len(COUNTS)), np.array([c != "sent_in_rows" for c in COUNTS]))
+        )
+        assert (entry + soonest) * 0.99 - 2048 <= peak <= (entry + latest) * 1.01 + 2048

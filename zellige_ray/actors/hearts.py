@@ -27,7 +27,8 @@ class _Heart:
 
 
 class Hearts:
-    """Silence is counted from the last answer. When this very process stood still, nobody is blamed for it.
+    """Silence is counted from the last answer, to a ping or to a call. When this very process stood still, nobody is
+    blamed for it.
 
     A starved machine is not a dead one: PATIENCE times the slowest answer of the last MEMORY_S, from any worker that
     has settled, is added to the time-out, which grows to MOST times itself. With quick answers it is as set.
@@ -70,10 +71,21 @@ class Hearts:
             self._hearts.setdefault(worker, _Heart(self._clock()))
 
     def settle(self, worker: str) -> None:
-        """A worker has started: from now on its answers tell how quick this cluster is."""
+        """A worker has started, which may keep it from answering: silence counts from now on.
+
+        And so do its answers, which tell how quick this cluster is.
+        """
+        with self._lock:
+            heart = self._hearts.get(worker)
+            if heart is not None:
+                heart.settled = True
+                heart.heard = heart.sent = self._clock()
+
+    def hear(self, worker: str) -> None:
+        """A worker has answered a call, which is as good as a ping."""
         with self._lock:
             if worker in self._hearts:
-                self._hearts[worker].settled = True
+                self._hearts[worker].heard = self._clock()
 
     def forget(self, worker: str) -> None:
         """Pings a worker no more."""

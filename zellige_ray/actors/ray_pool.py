@@ -174,6 +174,7 @@ class RayPool:
                 worker = waiting.pop(ref)
                 try:
                     value = _value(ref)
+                    self._hearts.hear(worker)
                     replies[worker] = value if isinstance(value, Reply) else Reply(worker, -1, "ok", value)
                 except RayActorError as fault:
                     lost[worker] = str(fault).splitlines()[0]

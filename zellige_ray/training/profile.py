@@ -40,7 +40,7 @@ TOKENS = (0, 16, 64, 256, 512, 1024, 2048, 4096, 8192)  # of one piece
 FIRST = Shape(1, REFERENCE_TOKENS, REFERENCE_TEXT)  # tells how long the others take
 SPARE = 4  # budget for that many times the smallest set of shapes, before layers are left out
 PIECES = ((4, 64), (16, 32))  # pieces, tokens of each
-QUERIES, KEYS = (8, 32, 128, 256, 512, 1024, 2048), (8, 64, 256, 512, 1024, 2048)
+QUERIES, KEYS = (8, 32, 128, 512, 2048), (8, 64, 512, 2048)
 SCRATCH_VALUES = 8 << 20  # parameters that the optimizer is timed on, at most
 
 
@@ -135,7 +135,7 @@ def _blocks(probe: BlockProbe, scope: Scope, pace: Pace, progress: Progress) -> 
     took = pace.slowest(time.perf_counter() - began)
     others = sum(count * n for count, n in PIECES) + 3 * VARIED
     fewest = sum(TOKENS[: TOKENS.index(FIRST.tokens) + 2]) + others
-    afford = budget_s / (MIN_REPEATS + 1) / took * FIRST.tokens  # tokens per turn
+    afford = budget_s / MIN_REPEATS / took * FIRST.tokens  # tokens per turn
     afford *= probe.shorten(afford / fewest / SPARE)
     tokens = [
         n

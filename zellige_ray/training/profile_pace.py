@@ -35,15 +35,16 @@ class Pace:
         return float(self._comm.all_reduce(told, op="max").wait())
 
     def repeat(self, probes: Sequence[Callable[[], Any]], budget_s: float, progress: Progress) -> list[list[Any]]:
-        """The results of each probe, run in turn while the budget lasts; the first turn warms up."""
+        """The results of each probe, run in turn while the budget lasts, MIN_REPEATS times at least.
+
+        The first turn warms up and counts: what it takes longer than the next ones is no `usual` time.
+        """
         results: list[list[Any]] = [[] for _ in probes]
         began = time.perf_counter()
-        for turn in itertools.count():
+        for turn in itertools.count(1):
             turn_began = time.perf_counter()
             for probe, out in zip(probes, results, strict=True):
-                value = probe()
-                if turn:
-                    out.append(value)
+                out.append(probe())
             last, spent = time.perf_counter() - turn_began, time.perf_counter() - began
             progress(min(1.0, spent / budget_s))
             if turn >= MAX_REPEATS or (self.slowest(spent + last) > budget_s and turn >= MIN_REPEATS):
