@@ -194,7 +194,7 @@ class FakePool:
 
     def _measure(self, worker: FakeWorker, epoch: int, scope: Scope) -> StepCurves:
         assert epoch == worker.epoch and len(scope.nodes) == sum(w.epoch == epoch for w in self.workers.values())
-        return simulated_curves(*self.model)
+        return simulated_curves(*self.model, reduced_by=len(scope.nodes))
 
     def _weigh(self, worker: FakeWorker, epoch: int) -> MemoryModel:
         assert epoch == worker.epoch

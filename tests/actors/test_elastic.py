@@ -59,6 +59,20 @@ def test_when_too_few_would_stay_they_stay_and_a_checkpoint_is_made(tmp_path: Pa
     assert {e.world_size for e in of(StepEvent, events)} == {3}
 
 
+def test_one_worker_measures_again_when_it_is_no_longer_alone(tmp_path: Path, own_profiles: None) -> None:
+    pool = FakePool([Fault("measure", 1, die=("worker-1",))])
+
+    def at(event: Event) -> None:
+        if isinstance(event, StepEvent) and event.step == 2:
+            pool.spares = 1
+
+    _, events = run_with(pool, tmp_path, at, workers={"count": 2, "min": 1})
+    assert [e.world_size for e in of(StepEvent, events)] == [1, 1, *[2] * 7]
+    told = [e.text for e in of(NoteEvent, events) if " rates: " in e.text]
+    assert [t.split(";")[0] for t in told] == ["1 rank", "2 ranks"]
+    assert "1000000 MB/s to a neighbour" in told[0] and "1000000 MB/s" not in told[1]
+
+
 def test_drains_are_told_with_their_deadline_and_asked_for_seldom() -> None:
     clock, asked = [100.0], []
 

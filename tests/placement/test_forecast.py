@@ -12,9 +12,11 @@ from zellige_ray.attention.layout import compile_layout
 from zellige_ray.attention.tilings import random_round, whole_round
 from zellige_ray.errors import ConfigError, PlanError
 from zellige_ray.placement import CostModel, HardwareProfile, ModelPreset, Plan, Sequence, make_plan
+from zellige_ray.placement.curves import Curve
 from zellige_ray.placement.forecast import forecast
 from zellige_ray.placement.plan import Round
 from zellige_ray.placement.rank_work import count_work
+from zellige_ray.placement.step_curves import WireWork
 
 LAYERS, HEADS = 3, 4
 MODEL = ModelPreset("m", LAYERS, 128, HEADS, 4.0, "cross", 4, "none")
@@ -168,3 +170,10 @@ def test_jitter_makes_ranks_that_meet_wait_and_leaves_the_others_alone() -> None
     apart = whole_round([1000, 500], [0, 1], HEADS, [1, 1])
     assert step(apart, nervous) == step(apart)
     assert 1.0 < step(cut(), nervous) / step(cut()) < 1.1
+
+
+def test_what_one_rank_measured_alone_plans_for_two_without_exchange_or_reduction() -> None:
+    nothing = Curve((0.0,), (0.0,))
+    wire = WireWork(nothing, nothing)
+    alone = replace(CURVES, reduced_by=1, reduce=nothing, node=wire, across=wire)
+    assert step(cut(), replace(HARDWARE, curves=alone)) < step(cut())

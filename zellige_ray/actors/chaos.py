@@ -127,8 +127,9 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
-        return (self._parent / "latest").resolve()
+        """The run folder, made before there are workers; a name that is not there until it is."""
+        made = next(self._parent.glob(f"*/{run_folder.CONFIG}"), self._parent / "none" / run_folder.CONFIG)
+        return made.parent.resolve()
 
     def events(self) -> list[tuple[float, Event]]:
         """(time, event) so far."""

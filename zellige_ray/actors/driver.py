@@ -258,6 +258,8 @@ class Driver:
             raise
 
     def _one_step(self) -> None:
+        if self._foresight.outdated:
+            self._make_planner(None)
         pass_ = self._position.pass_
         samples, after = self._batches.at(self._position)
         start = time.perf_counter()

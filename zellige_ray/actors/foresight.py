@@ -41,6 +41,8 @@ class Foresight:
         Raises Rewound and StateLost, as every call to all workers; then it is begun again.
         """
         config = self._config
+        if known is not None and self._outgrown(known):
+            known = None
         model = self._spec.preset(config.model, config.engine.dtype_bytes)
         self._rates = find_rates(config, model, self._text_dim, known, self._crew, self._say)
         hardware = self._rates.hardware
@@ -52,6 +54,11 @@ class Foresight:
         write_hardware(self._folder, hardware)
         policy = config.placement.policy
         self.planner = Planner(self._spec, model, hardware, self._rates.speeds, policy, self._guard, memory)
+
+    @property
+    def outdated(self) -> bool:
+        """Is it to be found out again: by one rank alone, which has no wire, while there are more by now?"""
+        return self._outgrown(self._rates.hardware)
 
     def describe(self) -> str:
         """What was found, for a person."""
@@ -72,6 +79,12 @@ class Foresight:
         drift = calibration.drift()
         if drift:
             self._say("warning", drift)
+
+    def _outgrown(self, hardware: HardwareProfile) -> bool:
+        asked = self._config.placement
+        if asked.hardware is not None or asked.profile is not None:
+            return False
+        return hardware.curves is not None and hardware.curves.reduced_by == 1 < self._crew.epoch.size
 
     def _say(self, level: Literal["info", "warning"], text: str) -> None:
         self._emit(NoteEvent(level, text))

@@ -18,6 +18,9 @@ from zellige_ray.placement.plan import FloatArray, Plan, Prediction
 from zellige_ray.placement.rank_work import RankWork, RoundWork, count_work
 from zellige_ray.placement.step_curves import KernelWork, StepCurves, TokenWork
 
+FADE = (0.5, 0.0454)  # of jitter over the gap between two ranks, in jitters and in their squares
+TINY_S = 1e-12
+
 
 @dataclass(frozen=True, slots=True)
 class RankForecast:
@@ -118,9 +121,8 @@ class _Run:
     def finish(self) -> Forecast:
         """Reduction of all gradients, where all meet; the update of a step is counted with the next, an equal one."""
         c = self._c
-        reduce_s = (
-            float(c.reduce(c.gradient_bytes)) * _ring(self._size) / _ring(c.reduced_by) if self._size > 1 else 0.0
-        )
+        met = min(self._size, c.reduced_by) > 1  # curves of one rank alone know of no reduction, as of no exchange
+        reduce_s = float(c.reduce(c.gradient_bytes)) * _ring(self._size) / _ring(c.reduced_by) if met else 0.0
         update_P = c.update(c.parameters) / self._speed_P
         end = float((self._now_P + update_P).max()) + reduce_s
         idle_P = end - self._now_P - update_P
@@ -158,9 +160,7 @@ class _Run:
         """Pack and post, run local attention `own_P`, wait for neighbours and bytes, unpack."""
         own_P, before_P = own_P / self._speed_P, self._now_P
         posted_P = before_P + leg.pack_P / self._speed_P
-        late_P = posted_P + self._c.jitter * (posted_P - self._met_P)
-        met_P = np.where(leg.meets_PP, late_P[None, :], -np.inf).max(axis=1)
-        met_P = np.maximum(met_P, posted_P + np.where(leg.wire_P > 0, late_P - posted_P, 0.0))
+        met_P = self._meet(posted_P, leg)
         done_P, worked_P = met_P + leg.wire_P, posted_P + own_P
         both_P = np.clip(np.minimum(worked_P, done_P) - met_P, 0.0, None)
         ready_P = np.maximum(worked_P, done_P) + (1 - self._c.hidden) * both_P
@@ -170,6 +170,20 @@ class _Run:
         self._attention_P = self._attention_P + own_P
         self._exchange_P = self._exchange_P + (self._now_P - before_P - own_P)
         self._busy_P = self._busy_P + (leg.pack_P + leg.unpack_P) / self._speed_P + leg.wire_P * self._c.wire_cpu
+
+    def _meet(self, posted_P: FloatArray, leg: _Leg) -> FloatArray:
+        """When each rank and all of its neighbours have posted.
+
+        Ranks that do the same wait for each other by the jitter of what they did since they last met. The further one
+        is expected behind the other, the less of that comes on top: the mean of the later of two normal times (Clark,
+        The Greatest of a Finite Set of Random Variables, 1961), which FADE follows to 0.3 % of their deviation.
+        """
+        jitter_P = np.maximum(self._c.jitter * (posted_P - self._met_P), TINY_S)
+        jitter_PP = np.maximum(jitter_P[:, None], jitter_P[None, :])
+        gap_PP = np.abs(posted_P[:, None] - posted_P[None, :]) / jitter_PP
+        later_PP = np.maximum(posted_P[:, None], posted_P[None, :])
+        later_PP = later_PP + jitter_PP * np.exp(-(FADE[0] + FADE[1] * gap_PP) * gap_PP)
+        return np.maximum(posted_P, np.where(leg.meets_PP, later_PP, -np.inf).max(axis=1))
 
     def leg(self, sends_PP: FloatArray, pack_P: FloatArray, unpack_P: FloatArray) -> _Leg:
         """An exchange of these (token, head) rows from rank [row] to rank [column]."""
