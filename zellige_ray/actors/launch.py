@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -137,29 +136,31 @@ def _drive(prepared: Prepared, use_gpu: bool, on_event: Callable[[Event], None])
         driver = actor.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here(), **options).remote(
             prepared, use_gpu
         )
-        return _watch(driver, prepared.folder, on_event)
+        return _watch(driver, prepared, on_event)
     finally:
         end_actors(prepared)
 
 
-def _watch(driver: Any, folder: Path, on_event: Callable[[Event], None]) -> dict[str, Any]:
+def _watch(driver: Any, prepared: Prepared, on_event: Callable[[Event], None]) -> dict[str, Any]:
     """Asking for events is the sign of life that the driver waits for. `latest` is this run from its first step on."""
     import ray
     from ray.exceptions import RayActorError
 
     result, seen, begun = driver.run.remote(), 0, False
+    patience_s = max(ANSWER_TIMEOUT_S, prepared.config.workers.start_timeout_s)  # its process has to start first
     with _signals() as asked:
         while begun or not asked:
             done, _ = ray.wait([result], timeout=POLL_S)
             call = driver.events.options(concurrency_group=CONTROL).remote(seen, bool(asked))
             try:
-                events = _answer(call, () if begun else asked)
+                events = _answer(call, () if begun else asked, patience_s)
             except RayActorError:
                 break  # the result says why
+            patience_s = ANSWER_TIMEOUT_S
             seen += len(events)
             for event in events:
                 if isinstance(event, StepEvent) and not begun:
-                    begun, fault = True, point_latest(folder)
+                    begun, fault = True, point_latest(prepared.folder)
                     if fault:
                         on_event(NoteEvent("warning", fault))
                 on_event(event)
@@ -174,16 +175,16 @@ def _watch(driver: Any, folder: Path, on_event: Callable[[Event], None]) -> dict
             raise KeyboardInterrupt  # also where it had to stop waiting for workers
 
 
-def _answer(call: Any, asked: Collection[int]) -> list[Event]:
+def _answer(call: Any, asked: Collection[int], timeout_s: float) -> list[Event]:
     """The events; none as soon as a signal is among `asked`. Raises PoolError when the driver is silent."""
     import ray
 
-    end = time.monotonic() + ANSWER_TIMEOUT_S
+    end = time.monotonic() + timeout_s
     while not ray.wait([call], timeout=POLL_S)[0]:
         if asked:
             return []
         if time.monotonic() > end:
-            raise PoolError(f"the driver did not answer for {ANSWER_TIMEOUT_S:.0f} s: see its log")
+            raise PoolError(f"the driver did not answer for {timeout_s:.0f} s: see its log")
     events: list[Event] = ray.get(call)
     return events
 

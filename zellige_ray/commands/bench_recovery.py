@@ -83,11 +83,10 @@ def measure(folder: Path, num_events: int) -> dict[str, Any]:
 
     field = Field()
     try:
+        for _ in range(WORKERS):
+            field.add_node()
         run = Run(field, folder / "broken", settings(folder))
         try:
-            run.wait(lambda: run.folder.exists() and (run.folder / "ledger.jsonl").exists(), "the run's start")
-            for _ in range(WORKERS):
-                field.add_node()
             run.wait_for_size(WORKERS)
             blows: list[Callable[[int], Any]] = [
                 lambda i: run.signal_worker("worker_kill", signal.SIGKILL, i + 1),
@@ -156,9 +155,10 @@ def _baseline(args: argparse.Namespace) -> dict[str, Any]:
     """Ray Train's elastic mode on the same model and events; an error is told, not hidden."""
     if not BASELINE.exists():
         return {"error": f"{BASELINE.name} is in a clone of the repository, not in the installed package"}
-    command = [sys.executable, str(BASELINE), "--json", "--scale", str(args.scale)]
+    command = [sys.executable, str(BASELINE), "--json", "--scale", str(args.scale), "--events", str(args.events)]
+    limit_s = BASELINE_TIMEOUT_S * args.events
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BASELINE_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
         figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return figures
     except (subprocess.TimeoutExpired, ValueError, IndexError) as fault:
