@@ -70,7 +70,7 @@ def test_overrides_reach_into_sections_that_the_file_leaves_out() -> None:
         ("optimizer.lr=.inf", "optimizer.lr: expected a finite number, got inf"),
         ("optimizer.betas=[0.9, 1.5]", "optimizer.betas.1: expected less than 1, got 1.5"),
         ("data.codec.name=vea", "data.codec.name: expected 'dct' or 'vae', got 'vea'"),
-        ("data.source=null", "data.source: expected a valid string, got None"),
+        ("data.source=3", "data.source: expected a valid string, got 3"),
         ("data=3", "data: expected a section with keys, got 3"),
         ("data.held_out=-1", "data.held_out: expected greater than or equal to 0, got -1"),
         ("model.head_dim=13", "model.head_dim: expected a multiple of 2, got 13"),

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -49,6 +49,7 @@ __all__ = [
     "TextConfig",
     "WorkersConfig",
     "dump_config",
+    "entry_of",
     "load_config",
     "parse_config",
     "section_of",
@@ -135,10 +136,10 @@ def _explain(error: Any) -> tuple[str, str]:
     """(path of the key, what is wrong with it) of one pydantic error."""
     path = error["loc"]
     if error["type"] == "extra_forbidden":
-        known = _keys_at(path[:-1])
+        known = _keys_at(path[:-1]) or []
         near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.0)
         return ".".join(map(str, path)), f"unknown key, the nearest known one is {near[0] if near else sorted(known)}"
-    where = ".".join(str(key) for i, key in enumerate(path) if isinstance(key, int) or key in _keys_at(path[:i]))
+    where = ".".join(str(key) for i, key in enumerate(path) if isinstance(key, int) or _may_follow(path[:i], key))
     if error["type"] == "missing":
         return where, "required, and not given"
     if error["type"] == "value_error":
@@ -156,14 +157,25 @@ def _join(where: str, whats: list[str]) -> str:
     return f"{where or 'config'}: {text.replace(' or expected ', ' or ')}"
 
 
-def _keys_at(path: Iterable[Any]) -> list[str]:
+def _may_follow(path: Iterable[Any], key: Any) -> bool:
+    keys = _keys_at(path)
+    return keys is None or key in keys
+
+
+def _keys_at(path: Iterable[Any]) -> list[str] | None:
+    """The keys that may follow a path; None where names are the user's own."""
     model: type[BaseModel] = RunConfig
+    named = False
     for key in path:
-        section = section_of(model.model_fields[key].annotation) if key in model.model_fields else None
+        if named:
+            named = False
+            continue
+        annotation = model.model_fields[key].annotation if key in model.model_fields else None
+        section, named = section_of(annotation) or entry_of(annotation), entry_of(annotation) is not None
         if section is None:
             return []
         model = section
-    return list(model.model_fields)
+    return None if named else list(model.model_fields)
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
@@ -171,3 +183,11 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
     (kind, *others) = kinds
     return kind if not others and isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def entry_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that each name of a mapping holds, also where that may be null; None for a key of another type."""
+    for kind in (annotation, *get_args(annotation)):
+        if get_origin(kind) is dict:
+            return section_of(get_args(kind)[1])
+    return None

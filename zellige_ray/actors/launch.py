@@ -17,7 +17,7 @@ from zellige_ray.actors.names import look_up
 from zellige_ray.actors.prepared import DRIVER, NAMESPACE, Prepared, Start
 from zellige_ray.actors.session import end_actors, ray_session
 from zellige_ray.config import RunConfig
-from zellige_ray.data.encode import prepare
+from zellige_ray.data.gather import gather
 from zellige_ray.data.index import Index
 from zellige_ray.data.report import EncodeReport
 from zellige_ray.data.sampler import SamplerState
@@ -68,26 +68,28 @@ def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
     spec, found = look_up(config)
     notes: list[NoteEvent] = []
 
-    def told(report: EncodeReport) -> None:
-        notes.extend(NoteEvent("info", text) for text in report.headlines())
-        notes.extend(NoteEvent("warning", text) for text in report.warnings())
+    def told(name: str, report: EncodeReport) -> None:
+        whose = f"{name}: " if name else ""
+        notes.extend(NoteEvent("info", f"{whose}{text}") for text in report.headlines())
+        notes.extend(NoteEvent("warning", f"{whose}{text}") for text in report.warnings())
 
-    cache = prepare(
+    latents = gather(
         config.data,
         spec,
         progress=lambda name, done, total: on_event(PhaseEvent(name, done, total)),
         told=told,
     )
-    check_latents(cache.index(), spec)
-    check_model(config.model, cache.text_dim)
-    index, held_out = cache.index().split(config.data.held_out, config.seed)
+    text_dim = latents.cache.text_dim
+    check_latents(latents.index, spec)
+    check_model(config.model, text_dim)
+    index, held_out = latents.index.split(config.data.held_out, config.seed)
     if found is None:
         folder, start = new_folder(config), Start()
     else:
         folder, checkpoint = found
         notes += [NoteEvent("warning", text) for text in checkpoint_files.damages(folder, behind=checkpoint)]
         position = checkpoint_files.read_position(checkpoint)
-        checkpoint_files.check(position, config, cache.text_dim, index.fingerprint)
+        checkpoint_files.check(position, config, text_dim, index.fingerprint)
         if position.step >= config.steps:
             raise CheckpointError(
                 f"the checkpoint is at step {position.step} of {config.steps}: nothing is left; raise steps"
@@ -96,8 +98,8 @@ def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
     metrics = folder / run_folder.METRICS
     before = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
     token = secrets.token_hex(3)
-    latents, text_dim = cache.folder.resolve(), cache.text_dim
-    return Prepared(config, folder, latents, index, held_out, text_dim, start, token, before, tuple(notes))
+    cache = latents.cache.folder.resolve()
+    return Prepared(config, folder, cache, index, held_out, text_dim, start, token, before, tuple(notes))
 
 
 def check_latents(index: Index, spec: ModelSpec) -> None:

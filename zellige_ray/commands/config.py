@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from zellige_ray.config import RunConfig, dump_config, load_config, section_of
+from zellige_ray.config import RunConfig, dump_config, entry_of, load_config, section_of
 from zellige_ray.configs import choose, configs
 from zellige_ray.errors import ConfigError
 
@@ -69,6 +69,9 @@ def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
         section = section_of(field.annotation)
         if section is not None:
             parts.append((section, where + "."))
+        entry = entry_of(field.annotation)
+        if entry is not None:
+            parts.append((entry, where + ".NAME."))
         if section is field.annotation:
             continue
         default = "required" if field.is_required() else f"`{_value(field.get_default())}`"

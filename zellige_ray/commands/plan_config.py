@@ -15,6 +15,7 @@ from typing import Any
 
 from zellige_ray.config import RunConfig, load_config
 from zellige_ray.configs import choose
+from zellige_ray.data.index import Index, SampleMeta
 from zellige_ray.data.survey import survey
 from zellige_ray.errors import ConfigError, PlanError
 from zellige_ray.placement import Cluster, CostModel, HardwareProfile, make_plan
@@ -107,17 +108,20 @@ def answer(config: RunConfig, name: str, hardware: str | None, policy: str | Non
     spec, profile = get_spec(config.model.name), _hardware(config, hardware)
     seen = survey(config.data, spec)
     train, held = seen.index.split(config.data.held_out, config.seed)
-    tokens = {s.id: spec.tokens(s.latent_shape) for s in seen.index.samples}
-    longest = max(train.samples, key=lambda s: (tokens[s.id], s.id))
-    sampler, state = Sampler(train, config.batch, config.seed, lambda s: tokens[s.id]), SamplerState()
-    batched = []
+
+    def tokens_of(sample: SampleMeta) -> int:
+        return spec.tokens(sample.latent_shape)
+
+    longest = max(train.samples, key=lambda s: (tokens_of(s), s.id))
+    sampler, state = Sampler(train, config.batch, config.seed, tokens_of), SamplerState()
+    drawn, batched = list[SampleMeta](), []
     while state.pass_ == 0:
         samples, state = sampler.batch(state)
-        batched.append([Lengths(s.id, tokens[s.id], s.text_tokens, s.weight) for s in samples])
+        drawn += samples
+        batched.append([Lengths(s.id, tokens_of(s), s.text_tokens, s.weight) for s in samples])
     cost = CostModel(profile, spec.preset(config.model, config.engine.dtype_bytes))
     cluster = profile.cluster()
-    fits = _ranks_needed(cost, tokens[longest.id], profile.memory_bytes)
-    drawn = {s.id for batch in batched for s in batch}
+    fits = _ranks_needed(cost, tokens_of(longest), profile.memory_bytes)
     planned = _plan(batched[:batches], cluster, cost, policy or config.placement.policy)
     return Answers(
         config=name,
@@ -127,20 +131,25 @@ def answer(config: RunConfig, name: str, hardware: str | None, policy: str | Non
         images=seen.index.count("image"),
         videos=seen.index.count("video"),
         held_out=len(held),
-        tokens_per_pass=sum(tokens[s.id] for s in train.samples),
+        tokens_per_pass=sum(map(tokens_of, drawn)),
         steps_per_pass=len(batched),
         longest=longest.id,
-        longest_tokens=tokens[longest.id],
+        longest_tokens=tokens_of(longest),
         longest_shape=longest.latent_shape,
         state_bytes=int(cost.memory.state_bytes(cluster.world_size)),
         memory_bytes=profile.memory_bytes,
-        degrees=_degrees(cost, tokens[longest.id], profile.memory_bytes, max(cluster.world_size, fits or 1)),
+        degrees=_degrees(cost, tokens_of(longest), profile.memory_bytes, max(cluster.world_size, fits or 1)),
         ranks_needed=fits,
         run_s=planned["step_s"] * config.steps if planned["step_s"] is not None else None,
         refused=seen.refused,
-        never_drawn=tuple(s.id for s in train.samples if s.id not in drawn),
+        never_drawn=_missed(train, drawn),
         **planned,
     )
+
+
+def _missed(train: Index, drawn: Sequence[SampleMeta]) -> tuple[str, ...]:
+    """Samples that a pass leaves out; of a mixture none, whose data sets are walked to their ends over many passes."""
+    return () if train.ratios else tuple(sorted(set(train.ids) - {s.id for s in drawn}))
 
 
 def _hardware(config: RunConfig, name: str | None) -> HardwareProfile:

@@ -59,7 +59,7 @@ def prepare(
     told: gets the report, unless the source is a cache already.
     Raises DataError like `encode`; for a source that is a cache already, when the model can't use its latents.
     """
-    source = Path(config.source)
+    source = Path(config.path)
     if (source / SETTINGS).is_file():
         cache = LatentCache(source)
         _check_spec(cache.settings, spec, f"latent cache {source}")
@@ -132,7 +132,7 @@ class _Encoding:
         codec, text = make_codec(config.codec), make_encoder(config.text)
         settings = {
             "format": FORMAT,
-            "source": config.source,
+            "source": config.path,
             "codec": codec.signature,
             "latent_channels": codec.channels,
             "temporal_stride": codec.temporal_stride,
@@ -147,7 +147,7 @@ class _Encoding:
         }
         _check_spec(settings, spec, f"codec {codec.signature}")
         digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=4).hexdigest()
-        label = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.source).stem).strip("-.") or "data"
+        label = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.path).stem).strip("-.") or "data"
         folder = Path(config.cache) / f"{label}-{digest}"
         return cls(config, spec, codec, text, settings, folder, Quarantine(folder), threading.Lock())
 
@@ -213,9 +213,9 @@ class _Encoding:
             return
         shown = "\n".join(f"  {row.file}: {row.reason}" for row in refused[:_SHOWN])
         if len(refused) == total:
-            raise DataError(f"no readable file in data source {self.config.source}, {total} tried:\n{shown}")
+            raise DataError(f"no readable file in data source {self.config.path}, {total} tried:\n{shown}")
         raise DataError(
-            f"{len(refused)} of {total} files of {self.config.source} can't be used ({share:.0%}), above "
+            f"{len(refused)} of {total} files of {self.config.path} can't be used ({share:.0%}), above "
             f"data.max_corrupt {self.config.max_corrupt:g}; mend or remove them, or raise it:\n{shown}"
         )
 
@@ -262,9 +262,9 @@ def _decoders() -> Iterator[tuple[Callable[[], Decoder], Callable[[], None]]]:
 
 
 def _listing(config: DataConfig, progress: Progress) -> Listing:
-    if config.source == "mini":
+    if config.path == "mini":
         return list_source(mini.fetch(Path(config.cache).parent / "mini", progress=progress))
-    source = Path(config.source)
+    source = Path(config.path)
     if not source.exists():
         raise DataError(
             f"data source {source} does not exist; data.source is `mini`, a folder, a manifest or a latent cache"

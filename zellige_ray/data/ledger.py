@@ -116,12 +116,13 @@ class Ledger:
 
 def _header(index: Index | None) -> dict[str, Any]:
     ids = list(index.ids) if index is not None else []
-    return {
+    header = {
         "kind": "header",
         "format": FORMAT,
         "fingerprint": index.fingerprint if index is not None else "",
         "ids": ids,
     }
+    return header | ({"ratios": dict(index.ratios)} if index is not None and index.ratios else {})
 
 
 def _sync_folder(folder: Path) -> None:

@@ -80,7 +80,7 @@ def read(path: str | Path) -> Iterator[Record]:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """`format`, `fingerprint` and `ids` of a ledger; empty when it was made without an index."""
+    """`format`, `fingerprint`, `ids`, and `ratios` of a mixture; empty when the ledger was made without an index."""
     empty: dict[str, Any] = {"format": FORMAT, "fingerprint": "", "ids": []}
     for _, value in _lines(Path(path)):
         return value if value.get("kind") == "header" else empty

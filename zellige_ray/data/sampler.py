@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zellige_ray.config import BatchConfig
-from zellige_ray.data.index import Index, Media, SampleMeta, stable_hash
+from zellige_ray.data.index import Index, SampleMeta
+from zellige_ray.data.order import make_order
 from zellige_ray.errors import DataError
-
-_PHASES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +38,10 @@ class SamplerState:
 class Sampler:
     """Global batches as a pure function of (seed, pass, index).
 
-    A pass is one order of all samples; batches are consecutive slices of it, so every sample is in exactly one batch of
-    a pass, and the last batch may be short. Images and videos are shuffled apart and merged so that every window of the
-    order holds the wanted share of images within one sample, until one kind is used up: `image_ratio`, or the data
-    set's own share when it is None. A batch by tokens ends before the sample that would exceed it; its first sample
-    always fits.
+    Batches are consecutive slices of a pass, whose last batch may be short. A pass over one data set is an order of all
+    its samples, so every sample is in exactly one batch of it; in a mixture that holds for each data set's own passes,
+    see `zellige_ray.data.order`. A batch by tokens ends before the sample that would exceed it; its first sample always
+    fits.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class Sampler:
         self._batch = batch
         self._seed = seed
         self._tokens = tokens
-        self._orders: dict[int, tuple[SampleMeta, ...]] = {}
+        self._order = make_order(index, batch.image_ratio, seed)
 
     def batch(self, state: SamplerState) -> tuple[tuple[SampleMeta, ...], SamplerState]:
         """The batch at `state`, and the state behind it. Raises DataError when the cursor lies outside of the pass."""
@@ -78,12 +76,8 @@ class Sampler:
             yield samples, state
 
     def order(self, pass_: int) -> tuple[SampleMeta, ...]:
-        """All samples in the order of one pass."""
-        found = self._orders.get(pass_)
-        if found is None:
-            found = self._merge(pass_)
-            self._orders = {p: o for p, o in self._orders.items() if p == pass_ - 1} | {pass_: found}
-        return found
+        """The samples of one pass, in order."""
+        return self._order.of(pass_)
 
     def check(self, fingerprint: str) -> None:
         """Raises DataError when a saved run saw another data set, so that its cursor would mean nothing here."""
@@ -104,27 +98,6 @@ class Sampler:
             total += self._tokens(order[stop])
             stop += 1
         return stop
-
-    def _merge(self, pass_: int) -> tuple[SampleMeta, ...]:
-        images, videos = self._shuffled("image", pass_), self._shuffled("video", pass_)
-        total = len(images) + len(videos)
-        share = self._batch.image_ratio
-        wanted = len(images) / total if share is None else share
-        phase = stable_hash("phase", self._seed, pass_) % _PHASES / _PHASES
-        merged: list[SampleMeta] = []
-        used = 0
-        for position in range(total):
-            due = used < int(wanted * (position + 1) + phase)
-            if (due and used < len(images)) or position - used == len(videos):
-                merged.append(images[used])
-                used += 1
-            else:
-                merged.append(videos[position - used])
-        return tuple(merged)
-
-    def _shuffled(self, media: Media, pass_: int) -> list[SampleMeta]:
-        group = [s for s in self.index.samples if s.media == media]
-        return sorted(group, key=lambda s: (stable_hash("order", self._seed, pass_, s.id), s.id))
 
 
 def image_share(samples: Iterable[SampleMeta]) -> float:

@@ -25,15 +25,24 @@ class Survey:
 
 
 def survey(config: DataConfig, spec: ModelSpec) -> Survey:
-    """The samples of a source, by the model's size and frame rules; of a latent cache, as they are.
+    """The samples of all sources, by the model's size and frame rules; of a latent cache, as they are.
 
     Words of a caption are counted as its tokens, up to data.text.max_tokens. Raises DataError like the encoding would.
     """
+    seen = {name: _survey(part, spec) for name, part in config.each().items()}
+    if config.sources is None:
+        return seen[""]
+    index = Index.mixed({name: one.index for name, one in seen.items()}, config.ratios)
+    return Survey(index, tuple(row for one in seen.values() for row in one.refused))
+
+
+def _survey(config: DataConfig, spec: ModelSpec) -> Survey:
+    """Of one source."""
     from zellige_ray.data.cache import SETTINGS, LatentCache
     from zellige_ray.data.sources import list_source
 
-    source = Path(config.source)
-    if config.source == "mini":
+    source = Path(config.path)
+    if config.path == "mini":
         from zellige_ray.data import mini
 
         source = mini.fetch(Path(config.cache).parent / "mini")

@@ -1,6 +1,6 @@
 """The sections of a run configuration: what can be set, what it means, and which settings contradict each other."""
 
-from zellige_ray.settings.data import BatchConfig, CodecConfig, DataConfig, TextConfig
+from zellige_ray.settings.data import BatchConfig, CodecConfig, DataConfig, SourceConfig, TextConfig
 from zellige_ray.settings.model import EngineConfig, LoraConfig, ModelConfig
 from zellige_ray.settings.pool import PlacementConfig, WorkersConfig
 from zellige_ray.settings.run import RunConfig
@@ -24,6 +24,7 @@ __all__ = [
     "RunConfig",
     "Section",
     "SinkName",
+    "SourceConfig",
     "StateConfig",
     "TextConfig",
     "WorkersConfig",

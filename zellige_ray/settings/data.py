@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from zellige_ray.settings.section import Section, agree
 
@@ -37,11 +37,24 @@ class TextConfig(Section):
         return agree(self, "data.text", self.name == "transformers", self.path)
 
 
+class SourceConfig(Section):
+    """One of several data sets."""
+
+    source: str = Field(description="As `data.source`.")
+    ratio: PositiveFloat = Field(description="Its share of the drawn samples is this over the sum of all ratios.")
+
+
+DataSetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+
+
 class DataConfig(Section):
     """Where samples come from and how they are encoded."""
 
-    source: str = Field(
-        description="`mini`, a folder of media with .txt captions, a manifest .jsonl, or a latent cache."
+    source: str | None = Field(
+        None, description="`mini`, a folder of media with .txt captions, a manifest .jsonl, or a latent cache."
+    )
+    sources: dict[DataSetName, SourceConfig] | None = Field(
+        None, min_length=1, description="Instead of `source`: data sets by name, each drawn by its ratio."
     )
     cache: str = Field("data/cache", description="Folder of encoded latents; filled on demand, shared between runs.")
     codec: CodecConfig = CodecConfig()
@@ -50,6 +63,31 @@ class DataConfig(Section):
     max_frames: PositiveInt | None = Field(None, description="Longer clips are trimmed to it; the report counts them.")
     held_out: int = Field(8, ge=0, description="Samples kept out of training to measure the held-out loss.")
     max_corrupt: float = Field(0.1, ge=0, le=1, description="Share of corrupt files above which the run stops.")
+
+    @model_validator(mode="after")
+    def _one_way_to_name_data(self) -> DataConfig:
+        if (self.source is None) == (self.sources is None):
+            both = f"data.source is {self.source!r} and data.sources is {list(self.sources) if self.sources else None}"
+            raise ValueError(f"{both}: set exactly one of them, and the other to null")
+        return self
+
+    @property
+    def path(self) -> str:
+        """The source of a section that has one. Raises ValueError for a mixture, see `each`."""
+        if self.source is None:
+            raise ValueError("a mixture has several sources")
+        return self.source
+
+    def each(self) -> dict[str, DataConfig]:
+        """The section of every data set, with one source, by its name; the name of an only one is empty."""
+        if self.sources is None:
+            return {"": self}
+        return {n: self.model_copy(update={"source": s.source, "sources": None}) for n, s in self.sources.items()}
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Of a mixture, by data set; empty for an only one."""
+        return {name: one.ratio for name, one in (self.sources or {}).items()}
 
 
 class BatchConfig(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from zellige_ray.settings.data import BatchConfig, DataConfig
 from zellige_ray.settings.model import EngineConfig, ModelConfig
@@ -44,3 +44,12 @@ class RunConfig(Section):
     peak_flops: PositiveFloat | None = Field(
         None, description="Peak FLOP/s of one rank, which HFU is measured against; null: FLOP/s are shown in its place."
     )
+
+    @model_validator(mode="after")
+    def _one_rule_of_what_is_drawn(self) -> RunConfig:
+        if self.data.sources is not None and self.batch.image_ratio is not None:
+            raise ValueError(
+                f"batch.image_ratio is {self.batch.image_ratio:g} and data.sources has ratios of its own: set "
+                "batch.image_ratio to null, and the ratios of a data set of images and one of videos"
+            )
+        return self

@@ -189,7 +189,7 @@ def check(position: Position, config: RunConfig, text_dim: int, fingerprint: str
     if position.seed != config.seed:
         wrong.append(f"seed is {position.seed} there, {config.seed} here")
     if position.data_fingerprint != fingerprint:
-        wrong.append("the data set is another one (samples, shapes or data.held_out changed)")
+        wrong.append("the data set is another one (samples, shapes, ratios or data.held_out changed)")
     if wrong:
         raise CheckpointError("the checkpoint is of another run: " + "; ".join(wrong))
 
