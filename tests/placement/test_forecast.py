@@ -165,15 +165,16 @@ def test_curves_of_another_model_and_no_curves_are_refused() -> None:
         step(cut(), bare)
 
 
-def test_jitter_makes_ranks_that_meet_wait_and_leaves_the_others_alone() -> None:
-    nervous = replace(HARDWARE, curves=replace(CURVES, jitter=0.1))
-    apart = whole_round([1000, 500], [0, 1], HEADS, [1, 1])
-    assert step(apart, nervous) == step(apart)
+def test_equal_ranks_wander_apart_by_the_root_of_their_work_and_unequal_ones_meet_as_before() -> None:
+    nervous = replace(HARDWARE, curves=replace(CURVES, wander=0.01))
+    equal, apart = (whole_round([1000, n], [0, 1], HEADS, [1, 1]) for n in (1000, 100))
+    assert step(equal, nervous) - step(equal) == pytest.approx(0.01 * (local_s(1000) + UPDATE_S) ** 0.5)
+    assert 0 <= step(apart, nervous) - step(apart) < 1e-6
     assert 1.0 < step(cut(), nervous) / step(cut()) < 1.1
 
 
 def test_what_one_rank_measured_alone_plans_for_two_without_exchange_or_reduction() -> None:
     nothing = Curve((0.0,), (0.0,))
     wire = WireWork(nothing, nothing)
-    alone = replace(CURVES, reduced_by=1, reduce=nothing, node=wire, across=wire)
+    alone = replace(CURVES, reduced_by=1, reduce_s=0.0, node=wire, across=wire)
     assert step(cut(), replace(HARDWARE, curves=alone)) < step(cut())

@@ -195,7 +195,7 @@ def measured_hardware(
     """One profile of all ranks: the mean curves of those of speed 1, exchanges as the median rank sees them."""
     chosen = mean_step_curves([c for c, s in zip(curves, speeds, strict=True) if s == 1.0])
     chosen = replace(chosen, node=_middle([c.node for c in curves]), across=_middle([c.across for c in curves]))
-    chosen = replace(chosen, jitter=min(c.jitter for c in curves))  # a slow rank makes the others wait, too
+    chosen = replace(chosen, wander=min(c.wander for c in curves))  # a slow rank makes the others wait, too
     alone = len(curves) == 1
     near, far = (ALONE_BYTES_PER_S if alone else _bytes_per_s(w) for w in (chosen.node, chosen.across))
     nodes = epoch.node_of_rank()

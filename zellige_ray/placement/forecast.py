@@ -18,7 +18,7 @@ from zellige_ray.placement.plan import FloatArray, Plan, Prediction
 from zellige_ray.placement.rank_work import RankWork, RoundWork, count_work
 from zellige_ray.placement.step_curves import KernelWork, StepCurves, TokenWork
 
-FADE = (0.5, 0.0454)  # of jitter over the gap between two ranks, in jitters and in their squares
+FADE = (0.5, 0.0454)  # of two ranks' waiting over the gap between them, both in what they wait without a gap
 TINY_S = 1e-12
 
 
@@ -122,9 +122,10 @@ class _Run:
         """Reduction of all gradients, where all meet; the update of a step is counted with the next, an equal one."""
         c = self._c
         met = min(self._size, c.reduced_by) > 1  # curves of one rank alone know of no reduction, as of no exchange
-        reduce_s = float(c.reduce(c.gradient_bytes)) * _ring(self._size) / _ring(c.reduced_by) if met else 0.0
+        reduce_s = c.reduce_s * _ring(self._size) / _ring(c.reduced_by) if met else 0.0
         update_P = c.update(c.parameters) / self._speed_P
-        end = float((self._now_P + update_P).max()) + reduce_s
+        all_PP = ~np.eye(self._size, dtype=np.bool_) & met
+        end = float(self._meet(self._now_P + update_P, all_PP).max()) + reduce_s
         idle_P = end - self._now_P - update_P
         busy_P = self._busy_P + self._linear_P + self._attention_P + update_P + reduce_s * c.reduce_cpu
         table = zip(self._linear_P, self._attention_P, self._exchange_P, idle_P, update_P, busy_P, strict=True)
@@ -160,7 +161,7 @@ class _Run:
         """Pack and post, run local attention `own_P`, wait for neighbours and bytes, unpack."""
         own_P, before_P = own_P / self._speed_P, self._now_P
         posted_P = before_P + leg.pack_P / self._speed_P
-        met_P = self._meet(posted_P, leg)
+        met_P = self._meet(posted_P, leg.meets_PP)
         done_P, worked_P = met_P + leg.wire_P, posted_P + own_P
         both_P = np.clip(np.minimum(worked_P, done_P) - met_P, 0.0, None)
         ready_P = np.maximum(worked_P, done_P) + (1 - self._c.hidden) * both_P
@@ -171,19 +172,19 @@ class _Run:
         self._exchange_P = self._exchange_P + (self._now_P - before_P - own_P)
         self._busy_P = self._busy_P + (leg.pack_P + leg.unpack_P) / self._speed_P + leg.wire_P * self._c.wire_cpu
 
-    def _meet(self, posted_P: FloatArray, leg: _Leg) -> FloatArray:
+    def _meet(self, posted_P: FloatArray, meets_PP: np.ndarray) -> FloatArray:
         """When each rank and all of its neighbours have posted.
 
-        Ranks that do the same wait for each other by the jitter of what they did since they last met. The further one
-        is expected behind the other, the less of that comes on top: the mean of the later of two normal times (Clark,
-        The Greatest of a Finite Set of Random Variables, 1961), which FADE follows to 0.3 % of their deviation.
+        Ranks that do the same wait for each other, more the longer ago they last met. The further one is expected
+        behind the other, the less of that comes on top: the mean of the later of two normal times (Clark, The Greatest
+        of a Finite Set of Random Variables, 1961), which FADE follows to 0.3 % of their deviation.
         """
-        jitter_P = np.maximum(self._c.jitter * (posted_P - self._met_P), TINY_S)
-        jitter_PP = np.maximum(jitter_P[:, None], jitter_P[None, :])
-        gap_PP = np.abs(posted_P[:, None] - posted_P[None, :]) / jitter_PP
+        apart_P = np.maximum(self._c.wander * np.sqrt(np.maximum(posted_P - self._met_P, 0.0)), TINY_S)
+        apart_PP = np.maximum(apart_P[:, None], apart_P[None, :])
+        gap_PP = np.abs(posted_P[:, None] - posted_P[None, :]) / apart_PP
         later_PP = np.maximum(posted_P[:, None], posted_P[None, :])
-        later_PP = later_PP + jitter_PP * np.exp(-(FADE[0] + FADE[1] * gap_PP) * gap_PP)
-        return np.maximum(posted_P, np.where(leg.meets_PP, later_PP, -np.inf).max(axis=1))
+        later_PP = later_PP + apart_PP * np.exp(-(FADE[0] + FADE[1] * gap_PP) * gap_PP)
+        return np.maximum(posted_P, np.where(meets_PP, later_PP, -np.inf).max(axis=1))
 
     def leg(self, sends_PP: FloatArray, pack_P: FloatArray, unpack_P: FloatArray) -> _Leg:
         """An exchange of these (token, head) rows from rank [row] to rank [column]."""

@@ -34,7 +34,7 @@ class LocalProfile:
             f"token-wise, attention {hw.attention_flops / 1e9:.1f} at its best length",
         ]
         if hw.curves is not None and key.ranks > 1:
-            reduce_ms = 1e3 * float(hw.curves.reduce(hw.curves.gradient_bytes))
+            reduce_ms = 1e3 * hw.curves.reduce_s
             lines.append(
                 f"exchange {hw.intra_node_bytes_per_s / 1e6:.0f} MB/s and {1e3 * hw.message_latency_s:.2f} ms each, "
                 f"{hw.curves.hidden:.0%} hidden behind local work; gradients in {reduce_ms:.0f} ms"

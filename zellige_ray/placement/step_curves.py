@@ -88,8 +88,8 @@ class StepCurves:
     load: making a rank's share of a round. outside_*: embedders, head and loss. block_*: one layer without attention.
     whole: attention of segments of all heads. units: of single heads, as tiles are. node, across: exchanges between
     ranks of a node, and of different nodes. hidden: share of an exchange that local attention hides while both run.
-    jitter: what ranks wait at a meeting although they do the same, as a share of the work since the last one.
-    reduce: all gradients, over their bytes, of `reduced_by` ranks. update: optimizer, norm and averages, over
+    wander: what ranks wait at a meeting although they do the same, over the root of the seconds since the last one.
+    reduce_s: summing all gradients over `reduced_by` ranks, their norm included. update: optimizer and averages, over
     parameters. round_s, step_s: what else each round and each step takes. wire_cpu, reduce_cpu: share of their seconds
     that a processor of the rank is busy. width, heads: the model. text_first: do captions precede visual tokens.
     sharded: do blocks gather their parameters in these seconds.
@@ -107,12 +107,11 @@ class StepCurves:
     node: WireWork
     across: WireWork
     hidden: float
-    jitter: float
-    reduce: Curve
+    wander: float
+    reduce_s: float
     reduced_by: int
     update: Curve
     parameters: int
-    gradient_bytes: int
     round_s: float
     step_s: float
     width: int
@@ -132,7 +131,7 @@ class StepCurves:
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
 
-_WHOLE = ("parameters", "gradient_bytes", "reduced_by", "width", "heads")
+_WHOLE = ("parameters", "reduced_by", "width", "heads")
 _parts: dict[str, Any] = {
     **dict.fromkeys(
         ("load", "outside_forward", "outside_backward", "block_forward", "block_recompute", "block_backward"), TokenWork
@@ -140,7 +139,6 @@ _parts: dict[str, Any] = {
     **dict.fromkeys(("whole", "units"), KernelWork),
     "copies": CopyWork,
     **dict.fromkeys(("node", "across"), WireWork),
-    "reduce": Curve,
     "update": Curve,
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -34,7 +35,7 @@ from zellige_ray.training.profile_wire import WireProbe, WireTimes, pairs_of
 from zellige_ray.training.runner import Runner
 from zellige_ray.training.state import TrainState
 
-PROBES = 4
+PROBES, REDUCTIONS = 4, 5
 BLOCK_SHARE, KERNEL_SHARE = 0.55, 0.35  # of the budget
 TOKENS = (0, 16, 64, 256, 512, 1024, 2048, 4096, 8192)  # of one piece
 FIRST = Shape(1, REFERENCE_TOKENS, REFERENCE_TEXT)  # tells how long the others take
@@ -68,8 +69,7 @@ def measure(
     kernels = _kernels(attention, scope, pace, lambda x: progress(BLOCK_SHARE + x * KERNEL_SHARE))
     copied = [time_copies(COPIED, config.model.heads, head_dim, like, now) for _ in range(5)]
     update, parameters = _update(runner, config, now)
-    num_bytes = sum(p.numel() * p.element_size() for p in runner.state.module.parameters() if p.requires_grad)
-    together = _together(runner, comm, scope, num_bytes, now)
+    together = _together(runner, comm, scope, now)
     forward = token_work("block forward", blocks, "forward_s")
     backward = token_work("block backward", blocks, "backward_s")
     full = config.model.checkpointing != "none"
@@ -87,7 +87,6 @@ def measure(
         round_s=usual([t.round_s for t in blocks[Shape(0, 0)]]),
         update=update,
         parameters=parameters,
-        gradient_bytes=num_bytes,
         width=config.model.heads * config.model.head_dim,
         heads=config.model.heads,
         text_first=spec.joint != "img",
@@ -199,15 +198,13 @@ def _first(parameters: Sequence[nn.Parameter], limit: int) -> Iterator[nn.Parame
         yield p
 
 
-def _together(
-    runner: Runner, comm: Comm | None, scope: Scope, num_bytes: int, now: Callable[[], float]
-) -> dict[str, Any]:
+def _together(runner: Runner, comm: Comm | None, scope: Scope, now: Callable[[], float]) -> dict[str, Any]:
     """What ranks do together; alone nothing of it takes time."""
     empty = Curve((0.0,), (0.0,))
     if comm is None or comm.size == 1:
         wire = WireWork(empty, empty)
         return {
-            "node": wire, "across": wire, "hidden": 1.0, "jitter": 0.0, "reduce": empty, "reduced_by": 1,
+            "node": wire, "across": wire, "hidden": 1.0, "wander": 0.0, "reduce_s": 0.0, "reduced_by": 1,
             "step_s": 0.0, "wire_cpu": 1.0, "reduce_cpu": 1.0,
         }  # fmt: skip
     probe = WireProbe(comm, runner.loader.device, now)
@@ -227,17 +224,32 @@ def _together(
             torch.mm(operand, operand)
 
     pairs = pairs_of(scope.nodes, False) or pairs_of(scope.nodes, True)
-    hidden, jitter = probe.hidden(pairs, work), probe.jitter(pairs, work)
-    reduce, reduce_cpu = probe.reduction(num_bytes)
+    hidden, wander = probe.hidden(pairs, work), probe.wander(pairs, work)
+    reduce_s, reduce_cpu = _reduction(runner, comm, now)
     return {
-        "node": _wire(near), "across": _wire(far), "hidden": hidden, "jitter": jitter,
-        "reduce": fit_curve("reduction", reduce),
-        "reduced_by": comm.size, "step_s": _step_s(comm, runner, now), "wire_cpu": near.cpu, "reduce_cpu": reduce_cpu,
+        "node": _wire(near), "across": _wire(far), "hidden": hidden, "wander": wander,
+        "reduce_s": reduce_s, "reduced_by": comm.size, "step_s": _step_s(comm, runner, now),
+        "wire_cpu": near.cpu, "reduce_cpu": reduce_cpu,
     }  # fmt: skip
 
 
 def _wire(times: WireTimes) -> WireWork:
     return WireWork(fit_curve("exchange one way", times.one_way), fit_curve("exchange both ways", times.both_ways))
+
+
+def _reduction(runner: Runner, comm: Comm, now: Callable[[], float]) -> tuple[float, float]:
+    """Summing the model's gradients over all ranks as a step does, in seconds; the share that processors are busy."""
+    layout = runner.state.layout
+    seconds, busy = [], []
+    for _ in range(REDUCTIONS + 1):
+        layout.zero()
+        comm.barrier()
+        began, cpu = now(), time.process_time()
+        layout.reduce(comm)
+        seconds.append(now() - began)
+        busy.append(time.process_time() - cpu)
+    layout.zero()
+    return statistics.median(seconds[1:]), min(1.0, sum(busy[1:]) / max(1e-9, sum(seconds[1:])))
 
 
 def _step_s(comm: Comm, runner: Runner, now: Callable[[], float]) -> float:

@@ -1,4 +1,4 @@
-"""Profile of what ranks do together: exchanges by size and span, what local work hides of them, gradient reduction.
+"""Profile of what ranks do together: exchanges by size and span, what local work hides of them.
 
 Everything here is collective: every rank of the communicator calls it with the same arguments, and repeats are counted,
 never timed.
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from zellige_ray.attention.comm import Comm
-from zellige_ray.training.layouts.replicas import BUCKET_BYTES
 
 SIZES = (1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20)
 MEETINGS = 33
@@ -74,8 +73,11 @@ class WireProbe:
             shares.append((alone + own - both) / max(1e-9, min(alone, own)))
         return self._as_paired(pairs, min(1.0, max(0.0, statistics.median(shares))))
 
-    def jitter(self, pairs: Pairs, work: Callable[[], None]) -> float:
-        """What ranks wait for each other at a meeting although they do the same, as a share of the work before it."""
+    def wander(self, pairs: Pairs, work: Callable[[], None]) -> float:
+        """What ranks wait for each other at a meeting although they do the same, over the root of the work before it.
+
+        What disturbs them comes at random times, so they drift apart like a random walk. Units: root seconds.
+        """
         rows = SIZES[0] // (4 * WIDTH)
         alone = statistics.median(self._exchange(pairs, rows, rows)[0] for _ in range(5))
         works, waits = [], []
@@ -85,28 +87,7 @@ class WireProbe:
             work()
             works.append(self._now() - began)
             waits.append(self._exchange(pairs, rows, rows, meet=False)[0] - alone)
-        return self._as_paired(pairs, max(0.0, statistics.fmean(waits[1:])) / statistics.fmean(works[1:]))
-
-    def reduction(self, num_bytes: int, repeats: int = 3) -> tuple[dict[float, float], float]:
-        """Seconds of all-reducing by bytes, up to those of all gradients; and the processors' share of the last."""
-        out: dict[float, float] = {}
-        share = 0.0
-        for size in sorted({1 << 10, min(num_bytes, 1 << 20), num_bytes}):
-            flats = [
-                torch.zeros(max(1, min(BUCKET_BYTES, size - at) // 4), device=self._device)
-                for at in range(0, size, BUCKET_BYTES)
-            ]
-            seconds, cpus = [], []
-            for _ in range(repeats + 1):
-                self._comm.barrier()
-                began, cpu = self._now(), time.process_time()
-                for pending in [self._comm.all_reduce(flat) for flat in flats]:
-                    pending.wait()
-                seconds.append(self._now() - began)
-                cpus.append(time.process_time() - cpu)
-            out[size] = statistics.median(seconds[1:])
-            share = min(1.0, sum(cpus[1:]) / max(1e-9, sum(seconds[1:])))
-        return out, share
+        return self._as_paired(pairs, max(0.0, statistics.fmean(waits[1:])) / statistics.fmean(works[1:]) ** 0.5)
 
     def _as_paired(self, pairs: Pairs, value: float) -> float:
         """The value of a rank with a partner; one without takes the largest of the others."""
