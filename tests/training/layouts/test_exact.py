@@ -17,6 +17,7 @@ from zellige_ray.training.layouts import Place
 
 pytestmark = pytest.mark.dist
 STEPS = 20
+FLOAT32, FLOAT64 = 1e-5, 1e-10
 
 Run = tuple[list[float], list[float], dict[str, torch.Tensor]]
 
@@ -67,7 +68,16 @@ def check(run: Run, reference: Run, bound: float) -> None:
     assert min(reference[1]) > CASES["plain"].clip  # every step is clipped, so that a wrong norm would show
     for mine, theirs in zip(run[:2], reference[:2], strict=True):
         assert max(abs(a - b) / abs(b) for a, b in zip(mine, theirs, strict=True)) <= bound
-    assert worst(run[2], reference[2]) <= bound
+    of = learned if bound == FLOAT32 else dict
+    assert worst(of(run[2]), of(reference[2])) <= bound
+
+
+def learned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without biases of keys: softmax is blind to them, so their gradient is rounding, and Adam makes it whole steps.
+
+    Keys are the first half where keys and values share a bias.
+    """
+    return {n: t[len(t) // 2 :] if "cross_kv.bias" in n and t.ndim else t for n, t in tensors.items()}
 
 
 QUICK = {("plain", "hsdp", 3), ("full", "fsdp", 4), ("few", "hsdp", 4), ("float32", "fsdp", 2)}
@@ -80,5 +90,5 @@ ALL = [(case, layout, world) for case in CASES for layout in ("fsdp", "hsdp") fo
 def test_twenty_steps_equal_those_of_one_process(
     cache: LatentCache, alone: Callable[[str], Run], case: str, layout: str, world: int
 ) -> None:
-    bound = 1e-5 if case.startswith("float32") else 1e-10
+    bound = FLOAT32 if case.startswith("float32") else FLOAT64
     check(train(cache, CASES[case], layout, world), alone(case), bound)
