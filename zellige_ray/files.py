@@ -1,4 +1,4 @@
-"""Files that appear only when they are complete: written under a draft's name, renamed."""
+"""Files: those that appear only when they are complete, and the folder that runs of a user share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import contextlib
 import os
 import secrets
 from pathlib import Path
+
+
+def user_cache() -> Path:
+    """What runs of a user share on this machine: the folder that ZELLIGE_CACHE names, else one of the home folder."""
+    return Path(os.environ.get("ZELLIGE_CACHE") or Path.home() / ".cache" / "zellige")
 
 
 def write_file(path: Path, data: bytes | str, sync: bool = False) -> None:

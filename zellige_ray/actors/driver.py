@@ -86,7 +86,7 @@ class Driver:
         self._dispatch = Dispatch(self._crew, self._batches, self._journal, self._rule)
         newest = checkpoint_files.newest(folder) if memory is not None else None
         saved = checkpoint_files.read_position(newest).step if newest is not None else start.step
-        self._saver = Saver(folder, config.checkpoint.keep, saved, emit, config.state.layout)
+        self._saver = Saver(folder, config.checkpoint.keep, saved, emit, config.state.layout, config.checkpoint.to)
         self._asides = Asides(config, folder, train, held_out, self.tokens, self._dispatch, self._crew, self._journal)
         self._foresight = Foresight(config, folder, self._spec, text_dim, self._crew, emit)
         self._position = start.sampler
@@ -334,6 +334,7 @@ class Driver:
         self._saver.begin(self._crew, self._rule.decided, position)
         if last:
             self._saver.finish(self._crew, SAVE_TIMEOUT_S)
+            self._saver.mirror.finish(SAVE_TIMEOUT_S)
             if self._saver.step != self.step:
                 raise CheckpointError(self._saver.fault or f"no checkpoint of step {self.step} could be written")
 

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from zellige_ray.actors.folder import left_behind, new_folder, point_latest, write_folder
-from zellige_ray.actors.names import look_up
+from zellige_ray.actors.names import check_urls, look_up
 from zellige_ray.actors.prepared import DRIVER, NAMESPACE, Prepared, Start
 from zellige_ray.actors.session import end_actors, ray_session
 from zellige_ray.config import RunConfig
@@ -28,6 +29,8 @@ from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import Event, NoteEvent, PhaseEvent, StepEvent
 from zellige_ray.placement import Cluster, CostModel, Sequence, load_hardware, make_plan
 from zellige_ray.training import checkpoint_files
+from zellige_ray.training.remote_runs import fetch_run
+from zellige_ray.urls import is_url
 
 CONTROL = "control"
 POLL_S = 0.3
@@ -64,7 +67,11 @@ def check(config: RunConfig, on_event: Callable[[Event], None]) -> Prepared:
     """Reads, encodes and compares all that the run needs. Raises Config-, Data-, Model- or CheckpointError."""
     from zellige_ray.models.making import check_model
 
+    check_urls(config)
     config = resolve_run(config)
+    if config.resume is not None and is_url(config.resume):
+        fetched = fetch_run(config.resume, Path(config.folder).resolve())
+        config = config.model_copy(update={"resume": str(fetched)})
     spec, found = look_up(config)
     notes: list[NoteEvent] = []
 

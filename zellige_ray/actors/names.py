@@ -13,13 +13,25 @@ from zellige_ray.models.specs import ModelSpec, get_spec
 from zellige_ray.monitor.sinks import check_sinks
 from zellige_ray.placement import get_policy, load_hardware
 from zellige_ray.training import checkpoint_files
+from zellige_ray.urls import check_url, is_url
+
+
+def check_urls(config: RunConfig) -> None:
+    """Raises ConfigError for a URL whose driver is not installed."""
+    named = {
+        "resume": config.resume, "checkpoint.to": config.checkpoint.to, "model.init_from": config.model.init_from
+    }  # fmt: skip
+    for knob, place in named.items():
+        if place is not None and is_url(place):
+            check_url(place, knob)
 
 
 def look_up(config: RunConfig) -> tuple[ModelSpec, tuple[Path, Path] | None]:
-    """The model's spec; run folder and checkpoint of `resume`, None without it.
+    """The model's spec; run folder and checkpoint of `resume`, None without it or where it is still behind a URL.
 
     Raises ModelError, PlanError, ConfigError or CheckpointError for a name that means nothing here.
     """
+    check_urls(config)
     spec = get_spec(resolve(config.model).name)
     get_policy(config.placement.policy)
     check_sinks(config.sinks)
@@ -30,4 +42,6 @@ def look_up(config: RunConfig) -> tuple[ModelSpec, tuple[Path, Path] | None]:
         raise ConfigError(
             "engine.kernel is flash, and flash-attn is not installed here: pip install 'zellige-ray[gpu]', or set auto"
         )
-    return spec, checkpoint_files.find(config.resume) if config.resume is not None else None
+    if config.resume is None or is_url(config.resume):
+        return spec, None
+    return spec, checkpoint_files.find(config.resume)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from zellige_ray.actors.messages import Epoch
 from zellige_ray.actors.speeds import EVEN, Speeds
 from zellige_ray.config import RunConfig
 from zellige_ray.errors import ConfigError
+from zellige_ray.files import user_cache
 from zellige_ray.placement import HardwareProfile, ModelPreset, load_hardware
 from zellige_ray.placement.planning_costs import attention_rate, linear_rate
 from zellige_ray.placement.profile_file import Profile, ProfileKey, matching_profile, write_profile
@@ -28,7 +28,6 @@ SPEED_TOKENS = (256, 1024)  # what speeds are compared by
 MAX_TOKENS = 4096  # of a rank, beyond which curves go on as lines
 WILD = 1.5  # a worker this many times slower or faster than its peers is named
 DRIFTED = 1.3  # as is a device that is no longer what its profile says
-CACHE_VARIABLE = "ZELLIGE_CACHE"  # folder of what runs of a user share
 
 Say = Callable[[Literal["info", "warning"], str], None]
 
@@ -139,8 +138,7 @@ def profile_path(config: RunConfig, key: ProfileKey) -> Path:
     """The file that a run reads its profile from."""
     if config.placement.profile is not None:
         return Path(config.placement.profile)
-    folder = os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "zellige"
-    return Path(folder) / "profiles" / f"{key.digest}.yaml"
+    return user_cache() / "profiles" / f"{key.digest}.yaml"
 
 
 def max_tokens(config: RunConfig) -> int:

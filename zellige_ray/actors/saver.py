@@ -13,6 +13,7 @@ from pathlib import Path
 
 from zellige_ray.actors.crew import Crew
 from zellige_ray.actors.messages import Decision, Epoch, Saving
+from zellige_ray.actors.mirror import Mirror
 from zellige_ray.errors import CheckpointError
 from zellige_ray.monitor.events import CheckpointEvent, NoteEvent
 from zellige_ray.training import checkpoint_files
@@ -45,9 +46,11 @@ class Saver:
         step: int,
         emit: Callable[[CheckpointEvent | NoteEvent], None],
         layout: str = "replicated",
+        to: str | None = None,
     ) -> None:
-        """layout: of the state, which says who writes: those who share the first copy of it."""
+        """layout: of the state, which says who writes: those who share the first copy of it. to: see `Mirror`."""
         self._folder, self._keep, self._emit, self._layout = folder, keep, emit, layout
+        self.mirror = Mirror(folder, to, keep, emit)
         self.step = step
         self.fault: str | None = None
         self._flight: _Flight | None = None
@@ -79,6 +82,7 @@ class Saver:
 
     def poll(self, crew: Crew) -> bool:
         """Looks after the checkpoint in flight; True when none is any more."""
+        self.mirror.poll()
         flight = self._flight
         if flight is None:
             return True
@@ -106,7 +110,8 @@ class Saver:
             if len(flight.workers) > 1:
                 self._assemble(flight, crew)
             path = checkpoint_files.seal(flight.partial, flight.position)
-            checkpoint_files.prune(self._folder, self._keep)
+            self.mirror.take(path)
+            checkpoint_files.prune(self._folder, self._keep, self.mirror.reads)
         except (OSError, CheckpointError) as fault:
             self._drop(fault)
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from zellige_ray.errors import ConfigError
 
@@ -18,7 +18,9 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run folder, or one of its checkpoints")
-    parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write; it must be new or empty")
+    parser.add_argument(
+        "--to", required=True, metavar="DIR", help="the folder to write, or its URL; it must be new or empty"
+    )
     parser.add_argument("--checkpoint", type=int, metavar="STEP", help="the checkpoint of this step (default: newest)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--ema", action="store_true", help="the averaged weights (default where the run has them)")
@@ -39,11 +41,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--lora writes one file, --shard-size {args.shard_size} would be ignored: leave one of them out"
         )
-    if args.lora:
-        done = export.export_lora(args.run, args.to, args.checkpoint, weights, args.dtype)
-    else:
-        size = args.shard_size or export.SHARD_SIZE
-        done = export.export_model(args.run, args.to, args.checkpoint, weights, args.dtype, size)
+    with export.local_target(args.to) as folder:
+        if args.lora:
+            done = export.export_lora(args.run, folder, args.checkpoint, weights, args.dtype)
+        else:
+            size = args.shard_size or export.SHARD_SIZE
+            done = export.export_model(args.run, folder, args.checkpoint, weights, args.dtype, size)
+    if folder != args.to:
+        done = replace(done, folder=args.to)
     if args.json:
         sys.stdout.write(json.dumps(asdict(done)) + "\n")
         return 0

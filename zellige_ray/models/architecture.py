@@ -14,7 +14,9 @@ from typing import Any
 
 from zellige_ray.config import ModelConfig, RunConfig
 from zellige_ray.errors import ModelError
+from zellige_ray.models.fetched import fetched
 from zellige_ray.models.specs import ModelSpec, get_spec
+from zellige_ray.urls import is_url
 
 CONFIG = "config.json"
 PIPELINE, PART = "model_index.json", "transformer"
@@ -94,8 +96,11 @@ def text_dim_of(config: ModelConfig) -> int | None:
 
 
 def model_folder(path: str) -> Path:
-    """The folder with the config.json that `path` means: itself, or the transformer of a pipeline; else ModelError."""
-    folder = Path(path)
+    """The folder with the config.json that `path` means: itself, or the transformer of a pipeline; else ModelError.
+
+    A URL is fetched once, into the cache of this machine.
+    """
+    folder = fetched(path) if is_url(path) else Path(path)
     if (folder / PIPELINE).is_file() and (folder / PART / CONFIG).is_file():
         return folder / PART
     if not (folder / CONFIG).is_file():

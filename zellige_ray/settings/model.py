@@ -46,7 +46,7 @@ class ModelConfig(Section):
     )
     init_from: str | None = Field(
         None,
-        description="Folder of a diffusers model, or of a pipeline with one, to begin from: its weights and its sizes.",
+        description="Folder or URL of a diffusers model, or of a pipeline with one, to begin from: weights and sizes.",
     )
     architecture: dict[str, Any] | None = Field(
         None, description="Every setting of the diffusers class, as in its config.json; `init_from` fills it in."

@@ -23,7 +23,7 @@ class RunConfig(Section):
     compare_batches: int = Field(
         5, ge=0, description="Batches on which policies are timed against each other at the end."
     )
-    resume: str | None = Field(None, description="A run folder or a checkpoint folder to go on from.")
+    resume: str | None = Field(None, description="A run folder or a checkpoint folder to go on from, or its URL.")
     data: DataConfig
     batch: BatchConfig
     model: ModelConfig = ModelConfig()

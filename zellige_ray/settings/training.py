@@ -76,3 +76,8 @@ class CheckpointConfig(Section):
 
     every: PositiveInt = Field(50, description="Steps between checkpoints.")
     keep: PositiveInt = Field(2, description="Newest complete checkpoints that stay.")
+    to: str | None = Field(
+        None,
+        pattern="://",
+        description="URL, such as `s3://bucket/runs`, that complete checkpoints are copied to as well, by run.",
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -104,10 +105,10 @@ def damages(run: Path, behind: Path | None = None) -> list[str]:
     return [f"checkpoint {path.name} is passed over: {why}" for path in later if (why := damage(path))]
 
 
-def prune(run: Path, keep: int) -> None:
-    """Removes all but the `keep` newest complete checkpoints, and what an interrupted save left."""
+def prune(run: Path, keep: int, spared: Collection[Path] = ()) -> None:
+    """Removes all but the `keep` newest complete checkpoints and the `spared`, and what an interrupted save left."""
     complete = [path for path in _sealed(run) if not damage(path)]
-    for old in [*complete[:-keep], *(run / FOLDER).glob(".*.partial")]:
+    for old in [*(path for path in complete[:-keep] if path not in spared), *(run / FOLDER).glob(".*.partial")]:
         shutil.rmtree(old, ignore_errors=True)
 
 

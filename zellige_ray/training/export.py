@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from zellige_ray import urls
 from zellige_ray.config import ModelConfig
 from zellige_ray.errors import CheckpointError
 from zellige_ray.models import lora
@@ -29,6 +31,7 @@ from zellige_ray.training import checkpoint_files
 from zellige_ray.training.checkpoint_files import Position
 from zellige_ray.training.checkpoint_io import check_base
 from zellige_ray.training.saved import Part, SavedWeights
+from zellige_ray.urls import check_url, is_url
 
 SHARD_SIZE = "10GB"
 LORA_WEIGHTS = "pytorch_lora_weights.safetensors"
@@ -201,6 +204,27 @@ def _save(module: nn.Module, folder: Path, position: Position, shard_size: str) 
     (folder / CONFIG).write_text(json.dumps(own, indent=2) + "\n", encoding="utf-8")
     save_file(module.state_dict(), folder / WEIGHTS, metadata={"format": "pt"})
     return str(own["_class_name"])
+
+
+@contextlib.contextmanager
+def local_target(to: str) -> Iterator[str]:
+    """Where to write what goes `to` a folder, which is that one, or to a URL: then a folder that is copied at the end.
+
+    The config of a model, or the adapters' one file, comes last. Raises ConfigError without the URL's driver,
+    CheckpointError where something lies there already or the store refuses.
+    """
+    if not is_url(to):
+        yield to
+        return
+    check_url(to, "--to")
+    try:
+        if urls.listing(to):
+            raise CheckpointError("the folder behind --to is not empty: name a new one, or empty it")
+        with tempfile.TemporaryDirectory(prefix="zellige-export-") as scratch:
+            yield scratch
+            urls.put(Path(scratch), to, last=CONFIG)
+    except OSError as fault:
+        raise CheckpointError(f"cannot write to the URL of --to: {fault}") from fault
 
 
 def _check_target(to: str) -> Path:
