@@ -37,6 +37,8 @@ def simulated_curves(width: int = 128, heads: int = 4, **changes: object) -> Ste
         "copies": CopyWork(line(0.0, 0.0), 0.0, 0.0),
         "node": WireWork(line(0.0, 1e-9), line(0.0, 1e-9)),
         "across": WireWork(line(0.0, 1e-8), line(0.0, 1e-8)),
+        "attend_s": 0.0,
+        "shared_s": 0.0,
         "hidden": 1.0,
         "wander": 0.0,
         "reduce_s": 4e-3,

@@ -39,6 +39,8 @@ class Scale:
             curves,
             **{name: getattr(curves, name).scaled(self.linear) for name in works},
             update=curves.update.scaled(self.linear),
+            shared_s=curves.shared_s * self.linear,
+            attend_s=curves.attend_s * self.attention,
             whole=curves.whole.scaled(self.attention),
             units=curves.units.scaled(self.attention),
             copies=curves.copies.scaled(self.exchange),

@@ -16,7 +16,7 @@ from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.cost import CostModel
 from zellige_ray.placement.plan import FloatArray, Plan, Prediction
 from zellige_ray.placement.rank_work import RankWork, RoundWork, count_work
-from zellige_ray.placement.step_curves import KernelWork, StepCurves, TokenWork
+from zellige_ray.placement.step_curves import StepCurves, TokenWork
 
 FADE = (0.5, 0.0454)  # of two ranks' waiting over the gap between them, both in what they wait without a gap
 TINY_S = 1e-12
@@ -103,8 +103,10 @@ class _Run:
         layers, full = self._cost.model.layers, self._cost.model.checkpointing == "full"
         self._token_wise(c.round_s + self._tokens(c.load, ranks) + self._tokens(c.outside_forward, ranks))
         ways = _Ways(work, self, c)
-        forward_P, recompute_P = self._tokens(c.block_forward, ranks), self._tokens(c.block_recompute, ranks)
-        backward_P = self._tokens(c.block_backward, ranks)
+        shared_P = np.array([c.shared_s if r.rectangles else 0.0 for r in ranks])
+        forward_P, recompute_P, backward_P = (
+            self._tokens(work, ranks) + shared_P for work in (c.block_forward, c.block_recompute, c.block_backward)
+        )
         for _ in range(layers):
             self._gather()
             self._token_wise(forward_P)
@@ -184,7 +186,7 @@ class _Run:
         gap_PP = np.abs(posted_P[:, None] - posted_P[None, :]) / apart_PP
         later_PP = np.maximum(posted_P[:, None], posted_P[None, :])
         later_PP = later_PP + apart_PP * np.exp(-(FADE[0] + FADE[1] * gap_PP) * gap_PP)
-        return np.maximum(posted_P, np.where(meets_PP, later_PP, -np.inf).max(axis=1))
+        return np.asarray(np.maximum(posted_P, np.where(meets_PP, later_PP, -np.inf).max(axis=1)))
 
     def leg(self, sends_PP: FloatArray, pack_P: FloatArray, unpack_P: FloatArray) -> _Leg:
         """An exchange of these (token, head) rows from rank [row] to rank [column]."""
@@ -222,7 +224,7 @@ class _Ways:
         def copies(rows_P: FloatArray, rectangles_P: FloatArray) -> FloatArray:
             return np.asarray(c.copies.bytes(rows_P * run._row_bytes) + c.copies.rectangle_s * rectangles_P)
 
-        share = c.copies.call_s / 4
+        share = c.copies.call_s / 8  # of four exchanges, each packed and unpacked
         home_in_P, tile_in_P = in_PP.sum(axis=1) + own_q_P + 2 * own_kv_P, in_PP.sum(axis=0) + own_q_P + 2 * own_kv_P
         home_q_P, tile_q_P = q_PP.sum(axis=1) + own_q_P, q_PP.sum(axis=0) + own_q_P
         many_P, few_P = rectangles_P / 2, rectangles_P / 6
@@ -234,34 +236,25 @@ class _Ways:
         self._grads_out = run.leg(
             in_PP.T, copies(tile_in_P + own_q_P + 2 * own_kv_P, many_P) + share, copies(home_in_P, many_P) + share
         )
-        self._first = [_attention(c.whole, [(heads * k, n, n) for k, n in r.first], len(r.first)) for r in ranks]
-        self._second = [_attention(c.whole, [(heads * k, n, n) for k, n in r.second], len(r.second)) for r in ranks]
-        self._units = [_attention(c.units, r.units, len(r.units)) for r in ranks]
-        self._captions = [_attention(c.whole, [(heads, q, k) for q, k in r.captions], len(r.captions)) for r in ranks]
+        self._first = [c.whole.seconds([(heads * k, n, n) for k, n in r.first], len(r.first)) for r in ranks]
+        self._second = [c.whole.seconds([(heads * k, n, n) for k, n in r.second], len(r.second)) for r in ranks]
+        self._units = [c.units.seconds(r.units, len(r.units)) for r in ranks]
+        self._beside_P = np.array([c.attend_s if r.pieces or r.units else 0.0 for r in ranks])
+        self._captions = [c.whole.seconds([(heads, q, k) for q, k in r.captions], len(r.captions)) for r in ranks]
 
     def forward(self) -> None:
         run = self._run
         run.exchange(self._in, _way(self._first, 0))
         run.attend(_way(self._units, 0))
         run.exchange(self._out, _way(self._second, 0))
-        run.attend(_way(self._captions, 0))
+        run.attend(_way(self._captions, 0) + self._beside_P)
 
     def backward(self) -> None:
         run = self._run
-        run.attend(_way(self._captions, 1))
+        run.attend(_way(self._captions, 1) + self._beside_P)
         run.exchange(self._grad_in, _way(self._second, 1))
         run.attend(_way(self._units, 1))
         run.exchange(self._grads_out, _way(self._first, 1))
-
-
-def _attention(kernel: KernelWork, segments: list[tuple[int, int, int]], calls: int) -> tuple[float, float]:
-    """(forward, backward) seconds of segments (heads in all, queries, keys)."""
-    if not segments:
-        return 0.0, 0.0
-    heads_S, queries_S, keys_S = np.array(segments, dtype=np.float64).T
-    forward = float((heads_S * kernel.forward(queries_S, keys_S)).sum()) + calls * kernel.forward_call_s
-    backward = float((heads_S * kernel.backward(queries_S, keys_S)).sum()) + calls * kernel.backward_call_s
-    return forward, backward
 
 
 def _way(times: list[tuple[float, float]], way: int) -> FloatArray:

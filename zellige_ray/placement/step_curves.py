@@ -44,6 +44,15 @@ class KernelWork:
     forward_call_s: float
     backward_call_s: float
 
+    def seconds(self, segments: Sequence[tuple[float, float, float]], calls: int) -> tuple[float, float]:
+        """(forward, backward) of segments (heads in all, queries, keys), in so many calls."""
+        if not segments:
+            return 0.0, 0.0
+        heads_S, queries_S, keys_S = np.array(segments, dtype=np.float64).T
+        forward = float((heads_S * self.forward(queries_S, keys_S)).sum()) + calls * self.forward_call_s
+        backward = float((heads_S * self.backward(queries_S, keys_S)).sum()) + calls * self.backward_call_s
+        return forward, backward
+
     def scaled(self, factor: float) -> KernelWork:
         """All seconds times a positive factor."""
         calls = (self.forward_call_s * factor, self.backward_call_s * factor)
@@ -52,7 +61,7 @@ class KernelWork:
 
 @dataclass(frozen=True, slots=True)
 class CopyWork:
-    """Seconds of packing or unpacking rows of an exchange, by bytes; of each rectangle; of a layer's empty ones."""
+    """Seconds of packing or unpacking rows of an exchange, by bytes; each rectangle; a layer's empty exchanges."""
 
     bytes: Curve
     rectangle_s: float
@@ -86,9 +95,11 @@ class StepCurves:
     """One rank's measured seconds.
 
     load: making a rank's share of a round. outside_*: embedders, head and loss. block_*: one layer without attention.
-    whole: attention of segments of all heads. units: of single heads, as tiles are. node, across: exchanges between
-    ranks of a node, and of different nodes. hidden: share of an exchange that local attention hides while both run.
-    wander: what ranks wait at a meeting although they do the same, over the root of the seconds since the last one.
+    whole: attention of segments of all heads. units: of single heads, as tiles are. attend_s: what attention of a layer
+    takes beside its kernels, in each pass. shared_s: what else a layer takes in each pass on a rank that shares a
+    sequence. node, across: exchanges between ranks of a node, and of different nodes. hidden: share of an exchange that
+    local attention hides while both run. wander: what ranks wait at a meeting although they do the same, over the root
+    of the seconds since the last one; what disturbs them comes at random, so they drift apart like a random walk.
     reduce_s: summing all gradients over `reduced_by` ranks, their norm included. update: optimizer and averages, over
     parameters. round_s, step_s: what else each round and each step takes. wire_cpu, reduce_cpu: share of their seconds
     that a processor of the rank is busy. width, heads: the model. text_first: do captions precede visual tokens.
@@ -106,6 +117,8 @@ class StepCurves:
     copies: CopyWork
     node: WireWork
     across: WireWork
+    attend_s: float
+    shared_s: float
     hidden: float
     wander: float
     reduce_s: float

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import platform
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,19 +24,22 @@ from zellige_ray.data.index import SampleMeta
 from zellige_ray.errors import DataError
 from zellige_ray.models.specs import ModelSpec
 from zellige_ray.placement.curves import Curve, fit_curve, fit_surface
-from zellige_ray.placement.step_curves import KernelWork, StepCurves, WireWork
+from zellige_ray.placement.step_curves import KernelWork, StepCurves
 from zellige_ray.training.profile_blocks import TEXT, BlockProbe, BlockTimes, Shape
 from zellige_ray.training.profile_fits import COPIED, TEXTS, VARIED, copy_work, nothing, token_work, without
 from zellige_ray.training.profile_kernels import KernelProbe, time_copies
 from zellige_ray.training.profile_pace import MIN_REPEATS, Pace, Progress, usual
 from zellige_ray.training.profile_scope import REFERENCE_TEXT, REFERENCE_TOKENS, Probe, Scope
-from zellige_ray.training.profile_wire import WireProbe, WireTimes, pairs_of
+from zellige_ray.training.profile_together import together
+from zellige_ray.training.profile_trials import Trial, fit_trials
+from zellige_ray.training.profile_wire import pairs_of
 from zellige_ray.training.runner import Runner
 from zellige_ray.training.state import TrainState
 
-PROBES, REDUCTIONS = 4, 5
-BLOCK_SHARE, KERNEL_SHARE = 0.55, 0.35  # of the budget
+PROBES = 4
+BLOCK_SHARE, KERNEL_SHARE, TRIAL_SHARE = 0.5, 0.3, 0.2  # of the budget
 TOKENS = (0, 16, 64, 256, 512, 1024, 2048, 4096, 8192)  # of one piece
+SHARED = (Shape(1, 128), Shape(1, 512))  # samples that two ranks share
 FIRST = Shape(1, REFERENCE_TOKENS, REFERENCE_TEXT)  # tells how long the others take
 SPARE = 4  # budget for that many times the smallest set of shapes, before layers are left out
 PIECES = ((4, 64), (16, 32))  # pieces, tokens of each
@@ -59,22 +61,24 @@ def measure(
     """
     device, now = runner.loader.device, _clock(runner)
     pace = Pace(comm, device)
+    probe = BlockProbe(runner, spec, now)
     with runner.state.layout.running(comm):
-        blocks = _blocks(BlockProbe(runner, spec, now), scope, pace, lambda x: progress(x * BLOCK_SHARE))
+        blocks = _blocks(probe, scope, pace, lambda x: progress(x * BLOCK_SHARE))
+        trials = _trials(probe, scope, comm, pace, lambda x: progress(BLOCK_SHARE + x * TRIAL_SHARE))
     half = config.engine.dtype == "bfloat16"  # attention runs in it, weights are wider
     like = torch.empty(0, dtype=torch.bfloat16 if half else runner.loader.dtype, device=device)
     kernel = choose_kernel(config.engine.kernel, device, like.dtype)
     head_dim = config.model.head_dim
     attention = KernelProbe(kernel, config.model.heads, head_dim, like, config.engine.deterministic, now)
-    kernels = _kernels(attention, scope, pace, lambda x: progress(BLOCK_SHARE + x * KERNEL_SHARE))
+    kernels = _kernels(attention, scope, pace, lambda x: progress(1 - KERNEL_SHARE * (1 - x)))
     copied = [time_copies(COPIED, config.model.heads, head_dim, like, now) for _ in range(5)]
     update, parameters = _update(runner, config, now)
-    together = _together(runner, comm, scope, now)
+    beside = together(runner, comm, scope, now)
     forward = token_work("block forward", blocks, "forward_s")
     backward = token_work("block backward", blocks, "backward_s")
     full = config.model.checkpointing != "none"
     progress(1.0)
-    return StepCurves(
+    curves = StepCurves(
         load=token_work("loading", blocks, "load_s", _reading(runner)),
         outside_forward=token_work("embedders and head, forward", blocks, "outside_forward_s"),
         outside_backward=token_work("embedders and head, backward", blocks, "outside_backward_s"),
@@ -83,7 +87,10 @@ def measure(
         block_backward=without(backward, forward) if full else backward,
         whole=kernels[True],
         units=kernels[False],
-        copies=copy_work(copied, usual([t.exchange_s for t in blocks[Shape(0, 0)]])),
+        attend_s=_beside_kernels(blocks, kernels[True], config, spec),
+        shared_s=0.0,
+        wander=0.0,
+        copies=copy_work(copied, usual([t.exchange_s for t in blocks[FIRST]])),
         round_s=usual([t.round_s for t in blocks[Shape(0, 0)]]),
         update=update,
         parameters=parameters,
@@ -91,8 +98,11 @@ def measure(
         heads=config.model.heads,
         text_first=spec.joint != "img",
         sharded=runner.state.sharded,
-        **together,
+        **beside,
     )
+    if comm is None or not trials:
+        return curves
+    return fit_trials(curves, trials, spec.preset(config.model, config.engine.dtype_bytes), comm.rank, scope.nodes)
 
 
 def probe(runner: Runner, spec: ModelSpec, comm: Comm | None) -> Probe:
@@ -149,6 +159,34 @@ def _blocks(probe: BlockProbe, scope: Scope, pace: Pace, progress: Progress) -> 
     return dict(zip(shapes, runs, strict=True))
 
 
+def _trials(probe: BlockProbe, scope: Scope, comm: Comm | None, pace: Pace, progress: Progress) -> list[Trial]:
+    """What shared samples take; none on a rank without a partner, which only keeps the others company."""
+    partners = (pairs_of(scope.nodes, False) or pairs_of(scope.nodes, True)) if comm is not None else {}
+    if comm is None or not partners:
+        return []
+    pairs = [(a, b) for a, b in partners.items() if a < b]
+    shapes = [s for s in SHARED if s.tokens <= max(scope.max_tokens, SHARED[0].tokens)]
+    runs = pace.repeat(
+        [partial(probe.time_shared, shape, pairs, comm) for shape in shapes], scope.budget_s * TRIAL_SHARE, progress
+    )
+    if comm.rank not in partners:
+        return []
+    return [probe.trial(shape, pairs, times[1:]) for shape, times in zip(shapes, runs, strict=True)]
+
+
+def _beside_kernels(
+    blocks: Mapping[Shape, Sequence[BlockTimes]], whole: KernelWork, config: RunConfig, spec: ModelSpec
+) -> float:
+    """What attention of one layer takes in each pass beside its kernels, by the smallest sample."""
+    tokens = TOKENS[1]
+    took = usual([t.attention_s for t in blocks[Shape(1, tokens)]])
+    length = tokens + (TEXT if spec.joint else 0)
+    heads, passes = config.model.heads, [0, 0, 1] if config.model.checkpointing == "full" else [0, 1]
+    segments = [(heads, length, length)] + ([] if spec.joint else [(heads, tokens, TEXT)])
+    ways = whole.seconds(segments, len(segments))
+    return max(0.0, took - sum(ways[p] for p in passes)) / len(passes)
+
+
 def _kernels(probe: KernelProbe, scope: Scope, pace: Pace, progress: Progress) -> dict[bool, KernelWork]:
     """Attention of whole segments and of units, on a grid that ends where a rank's tokens do."""
     limit = max(scope.max_tokens, 128)
@@ -196,72 +234,6 @@ def _first(parameters: Sequence[nn.Parameter], limit: int) -> Iterator[nn.Parame
             return
         count += p.numel()
         yield p
-
-
-def _together(runner: Runner, comm: Comm | None, scope: Scope, now: Callable[[], float]) -> dict[str, Any]:
-    """What ranks do together; alone nothing of it takes time."""
-    empty = Curve((0.0,), (0.0,))
-    if comm is None or comm.size == 1:
-        wire = WireWork(empty, empty)
-        return {
-            "node": wire, "across": wire, "hidden": 1.0, "wander": 0.0, "reduce_s": 0.0, "reduced_by": 1,
-            "step_s": 0.0, "wire_cpu": 1.0, "reduce_cpu": 1.0,
-        }  # fmt: skip
-    probe = WireProbe(comm, runner.loader.device, now)
-    spans: dict[bool, WireTimes] = {}
-    for across in (False, True):
-        pairs = pairs_of(scope.nodes, across)
-        if pairs:
-            spans[across] = probe.times(pairs)
-    near = spans.get(False, spans.get(True))
-    far = spans.get(True, near)
-    assert near is not None and far is not None
-    size = runner.loader.device
-    operand = torch.zeros((384, 384), device=size)
-
-    def work() -> None:
-        for _ in range(4):
-            torch.mm(operand, operand)
-
-    pairs = pairs_of(scope.nodes, False) or pairs_of(scope.nodes, True)
-    hidden, wander = probe.hidden(pairs, work), probe.wander(pairs, work)
-    reduce_s, reduce_cpu = _reduction(runner, comm, now)
-    return {
-        "node": _wire(near), "across": _wire(far), "hidden": hidden, "wander": wander,
-        "reduce_s": reduce_s, "reduced_by": comm.size, "step_s": _step_s(comm, runner, now),
-        "wire_cpu": near.cpu, "reduce_cpu": reduce_cpu,
-    }  # fmt: skip
-
-
-def _wire(times: WireTimes) -> WireWork:
-    return WireWork(fit_curve("exchange one way", times.one_way), fit_curve("exchange both ways", times.both_ways))
-
-
-def _reduction(runner: Runner, comm: Comm, now: Callable[[], float]) -> tuple[float, float]:
-    """Summing the model's gradients over all ranks as a step does, in seconds; the share that processors are busy."""
-    layout = runner.state.layout
-    seconds, busy = [], []
-    for _ in range(REDUCTIONS + 1):
-        layout.zero()
-        comm.barrier()
-        began, cpu = now(), time.process_time()
-        layout.reduce(comm)
-        seconds.append(now() - began)
-        busy.append(time.process_time() - cpu)
-    layout.zero()
-    return statistics.median(seconds[1:]), min(1.0, sum(busy[1:]) / max(1e-9, sum(seconds[1:])))
-
-
-def _step_s(comm: Comm, runner: Runner, now: Callable[[], float]) -> float:
-    """Two small all-reduces: do ranks hold one plan, and what is the loss of all."""
-    seconds = []
-    for _ in range(8):
-        comm.barrier()
-        began = now()
-        for _ in range(2):
-            comm.all_reduce(torch.zeros(1, dtype=torch.float64, device=runner.loader.device)).wait()
-        seconds.append(now() - began)
-    return usual(seconds)
 
 
 def _reading(runner: Runner) -> float:

@@ -6,6 +6,7 @@ counted by then. Marks stand before the first block and after each; what lies ou
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,11 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from zellige_ray.attention.comm import Comm
 from zellige_ray.attention.layout import compile_layout
 from zellige_ray.attention.tilings import whole_round
 from zellige_ray.data.index import SampleMeta
 from zellige_ray.models.specs import ModelSpec
+from zellige_ray.placement.plan import Round
 from zellige_ray.training.loss import flow_matching_loss
+from zellige_ray.training.profile_trials import Trial, halved_round
 from zellige_ray.training.runner import Runner
 
 MIN_LAYERS = 2
@@ -39,15 +43,24 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockTimes:
-    """Seconds without attention and exchange; blocks are one layer's mean. exchange_s: of a layer's empty exchanges."""
+    """Seconds. forward_s, backward_s: one layer's mean, attention and exchange left out, as outside of the layers.
+
+    attention_s, exchange_s: one layer's mean in all passes.
+    """
 
     load_s: float
     outside_forward_s: float
     outside_backward_s: float
     forward_s: float
     backward_s: float
+    attention_s: float
     exchange_s: float
     round_s: float
+
+    def linear_s(self, layers: int) -> float:
+        """All but attention and exchange, of a model of so many layers."""
+        outside_s = self.load_s + self.outside_forward_s + self.outside_backward_s
+        return self.round_s + outside_s + layers * (self.forward_s + self.backward_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +111,38 @@ class BlockProbe:
         return layers / self._depth
 
     def time(self, shape: Shape) -> BlockTimes:
-        """One forward and backward. pieces of 0: a rank without a token."""
-        metas = [self._sample(i, shape) for i in range(shape.pieces)]
-        joint = shape.text if self._spec.joint else 0
-        lengths = [shape.tokens + joint] * shape.pieces
+        """One forward and backward of whole samples. pieces of 0: a rank without a token."""
+        pieces, lengths = shape.pieces, [self.length(shape)] * shape.pieces
+        round_ = whole_round(lengths, [0] * pieces, self._runner.heads, [shape.text] * pieces)
+        return self._run(round_, shape, None)
+
+    def time_shared(self, shape: Shape, pairs: Sequence[tuple[int, int]], comm: Comm) -> BlockTimes:
+        """One forward and backward of a sample of one piece for each pair of ranks, who share it.
+
+        Every rank of `comm` calls it at once; raises CommError or Regroup.
+        """
+        round_ = halved_round(self.length(shape), self._runner.heads, pairs, shape.text)
+        return self._run(round_, shape, comm)
+
+    def trial(self, shape: Shape, pairs: Sequence[tuple[int, int]], times: Sequence[BlockTimes]) -> Trial:
+        """What runs of `time_shared` say of the whole model: the mean, because disturbances are what ranks wait for."""
+        layers = len(self._runner.bound.blocks)
+        return Trial(
+            halved_round(self.length(shape), self._runner.heads, pairs, shape.text),
+            statistics.median(t.linear_s(layers) for t in times),
+            layers * statistics.median(t.attention_s for t in times),
+            layers * statistics.fmean(t.exchange_s for t in times),
+        )
+
+    def length(self, shape: Shape) -> int:
+        """Tokens of a sequence of one piece, as rounds count them."""
+        return shape.tokens + (shape.text if self._spec.joint else 0)
+
+    def _run(self, round_: Round, shape: Shape, comm: Comm | None) -> BlockTimes:
+        metas = [self._sample(i, shape) for i in range(len(round_.ids))]
         began = self._now()
-        round_ = whole_round(lengths, [0] * shape.pieces, self._runner.heads, [shape.text] * shape.pieces)
-        layout = compile_layout(round_, 0, self._runner.heads)
-        engine = self._runner.attention(layout, None)
+        layout = compile_layout(round_, comm.rank if comm is not None else 0, self._runner.heads)
+        engine = self._runner.attention(layout, comm)
         made = self._now()
         weights = self._loader.weights(metas) if metas else {}
         share = self._loader.share(layout, metas, 0, weights)
@@ -121,10 +158,9 @@ class BlockProbe:
             loss = flow_matching_loss(self._runner.predict(share.packed, engine), share.target_TCphw, share.weight_T)
         note("forward", len(blocks) + 1)
         self._single = not any(outputs)
-        exchange_s = engine.clock.read().exchange_s
         loss.backward()  # type: ignore[no-untyped-call]
         note("backward", -1)
-        exchange_s = (exchange_s + engine.clock.read().exchange_s) / 2
+        engine_times = engine.clock.read()
         self._runner.state.layout.zero()
         seen["start", 0] = (loaded, 0.0)
         last = len(blocks)
@@ -141,7 +177,8 @@ class BlockProbe:
             + between(("backward", 0), ("backward", -1)),
             forward_s=between(("forward", 0), ("forward", last)) / last,
             backward_s=between(("backward", last), ("backward", 0)) / last,
-            exchange_s=exchange_s / last,
+            attention_s=engine_times.attention_s / last,
+            exchange_s=engine_times.exchange_s / last,
             round_s=made - began,
         )
 

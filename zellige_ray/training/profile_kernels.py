@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 
 from zellige_ray.attention.copying import read_wire, write_wire
 from zellige_ray.attention.kernels import Kernel
 from zellige_ray.attention.layout import compile_layout
 from zellige_ray.attention.segments import Segments, pack_segments
-from zellige_ray.placement.plan import Round
+from zellige_ray.training.profile_trials import halved_round
 
 CELLS = 1 << 18  # queries x keys x heads of one timed call, at least
 MAX_REPEATS = 64
@@ -72,7 +71,7 @@ def time_copies(
     """length -> (seconds, bytes, rectangles) of packing a cut sequence at home and unpacking it at its tiles."""
     out: dict[int, tuple[float, int, int]] = {}
     for n in lengths:
-        tables = compile_layout(halved(n, heads), 0, heads).tables
+        tables = compile_layout(halved_round(n, heads, [(0, 1)]), 0, heads).tables
         home = [like.new_full((tables.num_tokens * heads, head_dim), 0.1) for _ in range(3)]
         unit = [like.new_empty((rows, head_dim)) for rows in (tables.unit_q_rows, *(tables.unit_kv_rows,) * 2)]
         send = like.new_empty((sum(tables.q_home.values()) + 2 * sum(tables.kv_home.values()), head_dim))
@@ -90,17 +89,3 @@ def time_copies(
         moved = send.shape[0] + wire.shape[0] + 2 * own.shape[0]
         out[n] = (seconds, moved * head_dim * like.element_size(), rectangles)
     return out
-
-
-def halved(tokens: int, heads: int) -> Round:
-    """One sequence on two ranks: its tokens and its heads cut evenly, or its queries where it has one head."""
-    middle = tokens // 2
-    return Round(
-        ids=("cut",),
-        tokens_S=np.array([tokens]),
-        text_tokens_S=np.array([0]),
-        shards_K4=np.array([[0, 0, 0, middle], [0, 1, middle, tokens]]),
-        tiles_M6=np.array([[0, 0, 0, heads // 2, 0, tokens], [0, 1, heads // 2, heads, 0, tokens]])
-        if heads > 1
-        else np.array([[0, 0, 0, 1, 0, middle], [0, 1, 0, 1, middle, tokens]]),
-    )

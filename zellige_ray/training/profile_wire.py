@@ -16,7 +16,6 @@ import torch
 from zellige_ray.attention.comm import Comm
 
 SIZES = (1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20)
-MEETINGS = 33
 SLOW_S = 0.05
 WIDTH = 64  # float32 values of a row
 REPEATS = {1 << 10: 15, 16 << 10: 11, 128 << 10: 9, 1 << 20: 7, 8 << 20: 3}
@@ -72,22 +71,6 @@ class WireProbe:
             both = self._exchange(pairs, rows, rows, work)[0]
             shares.append((alone + own - both) / max(1e-9, min(alone, own)))
         return self._as_paired(pairs, min(1.0, max(0.0, statistics.median(shares))))
-
-    def wander(self, pairs: Pairs, work: Callable[[], None]) -> float:
-        """What ranks wait for each other at a meeting although they do the same, over the root of the work before it.
-
-        What disturbs them comes at random times, so they drift apart like a random walk. Units: root seconds.
-        """
-        rows = SIZES[0] // (4 * WIDTH)
-        alone = statistics.median(self._exchange(pairs, rows, rows)[0] for _ in range(5))
-        works, waits = [], []
-        self._comm.barrier()
-        for _ in range(MEETINGS):
-            began = self._now()
-            work()
-            works.append(self._now() - began)
-            waits.append(self._exchange(pairs, rows, rows, meet=False)[0] - alone)
-        return self._as_paired(pairs, max(0.0, statistics.fmean(waits[1:])) / statistics.fmean(works[1:]) ** 0.5)
 
     def _as_paired(self, pairs: Pairs, value: float) -> float:
         """The value of a rank with a partner; one without takes the largest of the others."""
