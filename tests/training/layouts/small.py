@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from zellige_ray.attention.comm import Comm
-from zellige_ray.config import EngineConfig, LossConfig, ModelConfig, OptimizerConfig
+from zellige_ray.config import EngineConfig, LoraConfig, LossConfig, ModelConfig, OptimizerConfig
 from zellige_ray.data.cache import LatentCache
 from zellige_ray.data.index import SampleMeta
 from zellige_ray.models.registry import get_adapter
@@ -24,11 +25,16 @@ SPEC = get_spec("dit")
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained. trained: which parameters are, by name."""
+    """What is trained. trained: which parameters are, by name. lora: adapters on these layers instead.
+
+    engine: the type of products; `dtype` is that of weights.
+    """
 
     dtype: torch.dtype = torch.float64
+    engine: Any = "float64"
     checkpointing: Any = "none"
     trained: Callable[[str], bool] = lambda name: True
+    lora: tuple[str, ...] = ()
     layers: int = 2
     clip: float = 0.02
     optimizer: dict[str, Any] = field(default_factory=dict)
@@ -36,24 +42,30 @@ class Case:
 
 def make_runner(cache: LatentCache, case: Case, layout: str) -> Runner:
     """A runner that holds everything, with weights none of which is zero."""
-    model = ModelConfig(name="dit", layers=case.layers, heads=3, head_dim=12, checkpointing=case.checkpointing)
+    lora = LoraConfig(rank=2, targets=case.lora) if case.lora else None
+    sizes: dict[str, Any] = {"layers": case.layers, "heads": 3, "head_dim": 12}
+    model = ModelConfig(name="dit", checkpointing=case.checkpointing, lora=lora, **sizes)
     adapter, device = get_adapter("dit"), torch.device("cpu")
     module = adapter.build(model, cache.text_dim, 0, case.dtype, device)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, p in module.named_parameters():
             p.add_(0.05 * torch.randn(p.shape, generator=generator, dtype=torch.float64).to(case.dtype))
-            p.requires_grad_(case.trained(name))
+            p.requires_grad_(p.requires_grad and case.trained(name))
     loader = Loader(cache, cache.text_dim, adapter, SPEC, LossConfig(), 0, case.dtype, device)
     bound = adapter.bind(module)
     settings = OptimizerConfig(**{"lr": 3e-3, "warmup_steps": 2, "clip_norm": case.clip, **case.optimizer})
     state = TrainState(module, settings, 100, bound.blocks, layout)
-    return Runner(bound, state, loader, EngineConfig(dtype="float64"), model.heads)
+    return Runner(bound, state, loader, EngineConfig(dtype=case.engine), model.heads)
 
 
 def make(samples: tuple[SampleMeta, ...], world: int, step: int) -> Plan:
     """Plans of several policies by turns; every third batch is a single sample, held whole by one rank."""
-    policy = ("zellige", "cp", "dp")[step % 3]
+    return _make(samples, world, ("zellige", "cp", "dp")[step % 3])
+
+
+@functools.lru_cache(maxsize=256)
+def _make(samples: tuple[SampleMeta, ...], world: int, policy: str) -> Plan:
     rows = [Sequence(s.id, SPEC.tokens(s.latent_shape), s.text_tokens) for s in samples]
     speeds = tuple(1.0 + 0.7 * (r % 2) for r in range(world))
     cluster = Cluster((0,) * world, (8 << 30,) * world, speeds)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from tests.actors.tiny_data import write_cache
 from tests.training.layouts.small import Case, flat, make_runner, nodes_of, one_step, worst
@@ -13,10 +16,10 @@ from zellige_ray.attention.comm import Comm
 from zellige_ray.attention.rehearsal import run_ranks
 from zellige_ray.data.cache import LatentCache
 from zellige_ray.training.layouts import Place, layouts
+from zellige_ray.training.layouts.content import Content
 from zellige_ray.training.layouts.moving import Holding, newest, plan
 from zellige_ray.training.layouts.replicas import shares
 
-CASE = Case(layers=2)
 PLACES = [(world, layout) for world in (1, 2, 3, 4) for layout in layouts]
 
 
@@ -26,29 +29,55 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> LatentCache:
     return write_cache(tmp_path_factory.mktemp("tiny") / "cache")
 
 
-def walk(cache: LatentCache, stations: list[tuple[int, str]], steps: list[int]) -> dict[str, torch.Tensor]:
-    """Trains `steps[i]` steps at each station, moving between; the whole state at the end."""
-    size = max(world for world, _ in stations)
+@pytest.fixture(scope="module")
+def alone(cache: LatentCache) -> Callable[[int], dict[str, torch.Tensor]]:
+    """The whole state of one process after six steps of a model with so many layers."""
 
-    def body(rank: int, comm: Comm) -> Any:
-        runner = make_runner(cache, CASE, stations[0][1])
-        done = 0
-        for number, ((world, layout), num) in enumerate(zip(stations, steps, strict=True)):
-            assert runner.state.settle(comm, nodes_of(world), done, layout=layout) == done
-            part = Comm.create(store, 1 + number, rank, world) if rank < world and world > 1 else None
-            for _ in range(num if rank < world else 0):
-                one_step(runner, cache, part)
-            whole = flat(runner.state.full_state_dict(part)) if rank < world else None
-            if part is not None:
-                part.close()
-            done += num
-            comm.barrier()
-        return whole
+    def train(layers: int) -> dict[str, torch.Tensor]:
+        runner = make_runner(cache, Case(layers=layers), "replicated")
+        for _ in range(6):
+            one_step(runner, cache, None)
+        return flat(runner.state.full_state_dict(None))
 
-    from torch.distributed import HashStore
+    return functools.cache(train)
 
+
+def moved(
+    cache: LatentCache, layers: int, first: tuple[int, str], seconds: list[tuple[int, str]]
+) -> list[dict[str, torch.Tensor]]:
+    """The whole state after two steps in one place and four in another, for each of others; all begin from the same."""
     store = HashStore()
-    return run_ranks(size, body, store=store)[0]
+
+    def body(rank: int, comm: Comm) -> list[dict[str, torch.Tensor]]:
+        state = (runner := make_runner(cache, Case(layers=layers), first[1])).state
+
+        def train(steps: int, world: int, epoch: int) -> list[dict[str, torch.Tensor]]:
+            if rank >= world:
+                return []
+            peers = Comm.create(store, epoch, rank, world) if world > 1 else None
+            for _ in range(steps):
+                one_step(runner, cache, peers)
+            whole = flat(state.full_state_dict(peers))
+            if peers is not None:
+                peers.close()
+            return [whole]
+
+        assert state.settle(comm, nodes_of(first[0]), 0) == 0
+        train(2, first[0], 1)
+        place, step, kept = state.layout.place, state.step, copies(state.contents())
+        out = []
+        for number, (world, layout) in enumerate(seconds):
+            assert state.settle(comm, nodes_of(world), 2, layout=layout) == 2
+            out += train(4, world, 2 + number)
+            state.hold(place, step, copies(kept))
+            comm.barrier()
+        return out
+
+    return run_ranks(max(world for world, _ in [first, *seconds]), body, store=store)[0]
+
+
+def copies(contents: Sequence[Content]) -> list[Content]:
+    return [Content({k: v.clone() for k, v in c.vectors.items()}, c.counters) for c in contents]
 
 
 def holdings(world: int, layout: str, step: int) -> list[tuple[Holding, ...]]:
@@ -103,15 +132,17 @@ def test_every_element_has_one_adder_that_all_its_holders_agree_on(world: int, l
     [((4, "fsdp"), (3, "hsdp")), ((1, "replicated"), (4, "fsdp")), ((3, "hsdp"), (2, "replicated"))],
 )
 def test_a_state_moves_and_four_more_steps_are_those_of_one_process(
-    cache: LatentCache, first: tuple[int, str], second: tuple[int, str]
+    cache: LatentCache, alone: Callable[[int], Any], first: tuple[int, str], second: tuple[int, str]
 ) -> None:
-    assert worst(walk(cache, [first, second], [2, 4]), walk(cache, [(1, "replicated")], [6])) <= 1e-12
+    (whole,) = moved(cache, 2, first, [second])
+    assert worst(whole, alone(2)) <= 1e-12
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("first", PLACES, ids=str)
-def test_a_state_moves_from_any_world_and_layout_to_any_other(cache: LatentCache, first: tuple[int, str]) -> None:
-    alone = walk(cache, [(1, "replicated")], [6])
-    for second in PLACES:
-        assert worst(walk(cache, [first, second], [2, 4]), alone) <= 1e-12, second
+def test_a_state_moves_from_any_world_and_layout_to_any_other(
+    cache: LatentCache, alone: Callable[[int], Any], first: tuple[int, str]
+) -> None:
+    for second, whole in zip(PLACES, moved(cache, 1, first, PLACES), strict=True):
+        assert worst(whole, alone(1)) <= 1e-12, second
