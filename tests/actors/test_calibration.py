@@ -15,9 +15,11 @@ from zellige_ray.actors.calibration import FEWEST, Calibration, Scale
 from zellige_ray.actors.rates import curve_speeds, drifted, relative_speeds, wild_workers
 from zellige_ray.errors import ConfigError
 from zellige_ray.monitor.events import NoteEvent, RankTimes, StepEvent
-from zellige_ray.placement import HardwareProfile, Prediction, RankLoad
+from zellige_ray.placement import CostModel, HardwareProfile, ModelPreset, Plan, Prediction, RankLoad
+from zellige_ray.placement.forecast import forecast
 from zellige_ray.placement.profile_file import Profile, ProfileKey, matching_profile, read_profile, write_profile
 from zellige_ray.training.profile_scope import Probe
+from zellige_ray.training.profile_trials import halved_round
 
 pytestmark = pytest.mark.usefixtures("own_profiles")
 
@@ -57,6 +59,18 @@ def test_a_lasting_change_moves_the_curves_smoothly_and_is_said_once() -> None:
     assert float(now) == pytest.approx(float(then) * calibration.scale.linear)
     assert "token-wise work takes 1.5" in calibration.drift()
     assert calibration.drift() == ""
+
+
+def test_the_scale_of_exchanges_scales_all_of_them_so_that_it_settles() -> None:
+    curves = simulated_curves(wander=0.02)
+    plan = Plan(2, (halved_round(600, 4, [(0, 1)], text=1),), "shared")
+
+    def exchange_s(scale: Scale) -> float:
+        hardware = replace(HARDWARE, state="replicated", curves=scale.apply(curves))
+        cost = CostModel(hardware, ModelPreset("m", 3, 128, 4, 4.0, "cross", 4, "none"))
+        return forecast(plan, hardware.cluster(), cost).ranks[0].exchange_s
+
+    assert exchange_s(Scale(exchange=3.0)) == pytest.approx(3 * exchange_s(Scale()), rel=0.01)
 
 
 def test_few_steps_and_named_presets_teach_nothing() -> None:
