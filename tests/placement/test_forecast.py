@@ -157,6 +157,14 @@ def test_planning_with_curves_sees_what_each_piece_costs_where_flops_do_not() ->
     assert truth[0] < truth[1]
 
 
+def test_ranks_that_wander_share_nothing_where_that_gains_less_than_their_waiting() -> None:
+    nervous = replace(HARDWARE, curves=replace(CURVES, wander=0.01))
+    batch = [Sequence(f"s{i}", n, 1) for i, n in enumerate((900, 800, 100, 50))]
+    whole, cut = (make_plan(batch, HARDWARE.cluster(), CostModel(hw, MODEL)) for hw in (nervous, HARDWARE))
+    assert [len(plan.rounds[0].tiles_M6) > len(batch) for plan in (whole, cut)] == [False, True]
+    assert step(list(whole.rounds), nervous) < step(list(cut.rounds), nervous)
+
+
 def test_curves_of_another_model_and_no_curves_are_refused() -> None:
     with pytest.raises(ConfigError, match="measured with hidden 128, model 'm' has 256"):
         CostModel(HARDWARE, replace(MODEL, hidden=256))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -66,6 +67,16 @@ class CostModel:
         for name, value in values.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "memory", self.measured_memory or preset_memory(m, hw.state))
+
+    def meeting_s(self, layer_s: float) -> float:
+        """What ranks wait for each other in one direction of a layer's exchanges, beside bytes and messages.
+
+        layer_s: work of a layer, in whose two exchanges of every pass they meet. Only measured curves know of it.
+        """
+        if self.hardware.curves is None:
+            return 0.0
+        passes = len(EXCHANGES[self.model.checkpointing])
+        return passes * self.hardware.curves.wander * math.sqrt(layer_s / (2 * passes))
 
     @property
     def compute_shares(self) -> tuple[float, ...]:

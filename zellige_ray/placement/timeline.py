@@ -68,6 +68,7 @@ def time_round(round_: Round, cluster: Cluster, cost: CostModel) -> RoundTime:
     hw = cost.hardware
     rate_S1 = np.array([[hw.intra_node_bytes_per_s], [hw.inter_node_bytes_per_s]])
     way_WP = (wire_WSP * (cost.row_bytes / rate_S1)).max(axis=1) + cost.latency_s * traffic.peers_R
+    way_WP += cost.meeting_s(float((linear_P + attention_P).mean())) * (traffic.peers_R > 0)
     component_P = number_components(traffic.links_L2, size)
     num = int(component_P.max()) + 1
     tokens_P = np.bincount(shards[:, 1], weights=length_K, minlength=size).astype(np.int64)

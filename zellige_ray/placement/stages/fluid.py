@@ -66,7 +66,7 @@ def _single_time(scene: Scene, pool: Pool) -> float:
         if _within_memory(scene, pool, room, linear) is not room:
             return fluid(scene, pool, wide=False).time_s
     shares = [(top * speed - u) / linear if u < top * speed else 0.0 for u in pool.linear]
-    late, wait, best = 2 * (size - 1) * scene.latency_s, pool.wait, 0.0
+    late, wait, best = 2 * scene.late(size - 1), pool.wait, 0.0
     for step in range(2):
         base = [during(scene, o / speed, wait) * speed for o in pool.own]
         height = level(ones, base, attention) * speed
@@ -152,7 +152,7 @@ def share_wait(scene: Scene, pool: Pool, tokens: list[Spans], attention: list[Sp
                 send[k] += give * (1 + kv) * near
                 recv[k] += (get + kv * t * (1 - a) * rows) * near
                 out[k] += (give if give > get else get) * near
-    late = [min(n, size - 1) * scene.latency_s for n in peers]
+    late = [scene.late(min(n, size - 1)) for n in peers]
     in_s = max([(s if s > r else r) + t for s, r, t in zip(send, recv, late, strict=True)])
     return in_s + max([o + t for o, t in zip(out, late, strict=True)])
 

@@ -118,7 +118,7 @@ def even_wait(scene: Scene, tokens: int, width: float, nodes: int) -> float:
     quanta = scene.quanta / width
     shared = 0.6 if quanta % 1 > 0.02 else 0.0  # of a head, whose keys go to two ranks
     rows = tokens * (2 * quanta + 2 * scene.kv_share * (quanta + shared))
-    latency = 2 * (width - 1) * scene.latency_s
+    latency = 2 * scene.late(width - 1)
     if nodes == 1:
         return rows * (1 - 1 / width) * scene.row_s[0] + latency
     inside, across = rows * (1 / nodes - 1 / width), rows * (1 - 1 / nodes)

@@ -126,7 +126,7 @@ def _whole(scene: Scene, pool: Pool, shape: Fluid, snap: float, attention: list[
                 poured[k] += area[k] * cell
         peers = max(peers, met)
     rows = max(max(send_in), max(recv_in)) + max(way_out)
-    wait = rows * _unit(scene, pool) + 2 * peers * scene.latency_s
+    wait = rows * _unit(scene, pool) + 2 * scene.late(peers)
     busy = zip(pool.own, poured, pool.speeds, strict=True)
     out.time_s = shape.linear_s + max([during(scene, o / s, wait) + p / s for o, p, s in busy])
     return out

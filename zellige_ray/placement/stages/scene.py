@@ -18,7 +18,8 @@ BUFFERED = 3.2  # rows of hidden width per token that are left for exchange buff
 class Scene:
     """Sequences longest first, ranks by node. Units: seconds per layer at speed 1.
 
-    row_s: one row of a head quantum on a link, in the node and across nodes. quanta: head quanta of the model (its key
+    row_s: one row of a head quantum on a link, in the node and across nodes. meeting_s: what ranks that share wait for
+    each other in one direction, whatever they send. quanta: head quanta of the model (its key
     heads). target_s: work over speeds, the ideal time of a rank. cap: tokens that fit on each rank. tight, full: is
     memory so short that placing must look at it, that tokens must be level. short_token_s: work of a token of the
     shortest sequence. small: are there so few sequences that more layouts are weighed. passes: each pass's share of
@@ -34,6 +35,7 @@ class Scene:
     node_of: tuple[int, ...]
     row_s: tuple[float, float]
     latency_s: float
+    meeting_s: float
     quanta: int
     group: int
     kv_share: float
@@ -50,6 +52,10 @@ class Scene:
     @property
     def world_size(self) -> int:
         return len(self.speed)
+
+    def late(self, peers: float) -> float:
+        """What one direction of a rank's exchanges with so many peers takes, its bytes left out."""
+        return self.meeting_s + peers * self.latency_s if peers > 0 else 0.0
 
 
 def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
@@ -78,6 +84,7 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
         node_of=tuple(node_of),
         row_s=(quantum / hw.intra_node_bytes_per_s, quantum / hw.inter_node_bytes_per_s),
         latency_s=cost.latency_s,
+        meeting_s=cost.meeting_s((sum(linear) + sum(attention)) / sum(cluster.speed)),
         quanta=cost.model.heads // group,
         group=group,
         kv_share=1.0 / group,
