@@ -69,16 +69,22 @@ class Outcome:
 def held_out_trials(
     samples: Sequence[SampleMeta], spec: ModelSpec, cluster: Cluster, cost: CostModel, count: int, seed: int
 ) -> list[Trial]:
-    """Plans of different batches by different policies, and random valid tilings."""
+    """Plans of different batches by different policies, and random valid tilings; on one rank a batch has one plan."""
     trials: list[Trial] = []
-    for number, policies in enumerate(ROSTER):
+    roster = ROSTER if cluster.world_size > 1 else (("zellige",),) * count
+    for number, policies in enumerate(roster):
         rng = np.random.default_rng([seed, number])
-        low, high = SIZES[number]
+        low, high = SIZES[number % len(SIZES)]
         batch = [samples[i] for i in rng.permutation(len(samples))[: int(rng.integers(low, high + 1))]]
         for policy in policies:
             if len(trials) < count:
                 trials.append(Trial(policy, _plan(policy, batch, spec, cluster, cost, rng), tuple(batch)))
     return trials
+
+
+def grids(scale: int) -> list[tuple[tuple[int, int, int], int]]:
+    """GRIDS with so many times the rows and columns."""
+    return [((frames, scale * rows, scale * columns), text) for (frames, rows, columns), text in GRIDS]
 
 
 def mixed_batches(samples: Sequence[SampleMeta], count: int, seed: int) -> list[tuple[SampleMeta, ...]]:
@@ -179,6 +185,6 @@ def model_settings(layers: int, heads: int, head_dim: int, checkpointing: str) -
 
 
 __all__ = [
-    "GRIDS", "Outcome", "RunConfig", "Trial", "count_peaks", "held_out_trials", "mixed_batches",
+    "Outcome", "RunConfig", "Trial", "count_peaks", "grids", "held_out_trials", "mixed_batches",
     "model_settings", "predicted_peaks", "predictions", "run_trials", "weighed",
 ]  # fmt: skip

@@ -6,9 +6,10 @@ another order each time. Percentages are mean absolute errors of medians. repeat
 median of its plan, on average. Memory is that of the fullest rank: live bytes of tensors, counted in a step of each
 plan.
 
-With more ranks than processors wall time says little: `cpu_mape` compares the processor time of the busiest rank, and
-is the figure to look at. `curves_over_constants` is step time of plans made with measured curves over that of plans
-made with FLOP rates alone, on batches of pictures and clips: below 1 the curves win.
+On one rank, as on a CUDA device, every plan is of another batch, and holds it whole. With more ranks than processors
+wall time says little: `cpu_mape` compares the processor time of the busiest rank, and is the figure to look at.
+`curves_over_constants` is step time of plans made with measured curves over that of plans made with FLOP rates alone,
+on batches of pictures and clips: below 1 the curves win.
 """
 
 from __future__ import annotations
@@ -28,16 +29,20 @@ from typing import Any
 from zellige_ray.errors import ConfigError
 
 TEXT_DIM = 64
+LEAST = {"ranks": 1, "plans": 1, "repeats": 1, "layers": 1, "heads": 1, "head_dim": 4, "scale": 1, "batches": 0}
 ALONE = 1536  # tokens of the one sequence that FLOP rates are read at
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--ranks", type=int, default=2, help="processes; on CUDA, one (default: 2)")
     parser.add_argument("--plans", type=int, default=21, help="held-out plans, at most 21 (default: 21)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each plan that count (default: 5)")
     parser.add_argument("--budget", type=float, default=12.0, metavar="S", help="seconds of profiling (default: 12)")
     parser.add_argument("--layers", type=int, default=8, help="layers of the DiT (default: 8)")
-    parser.add_argument("--heads", type=int, default=4, help="its heads, of 32 channels each (default: 4)")
+    parser.add_argument("--heads", type=int, default=4, help="its heads (default: 4)")
+    parser.add_argument("--head-dim", type=int, default=32, help="channels of a head (default: 32)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32")
+    parser.add_argument("--scale", type=int, default=1, help="times the rows and columns of all samples (default: 1)")
     parser.add_argument("--checkpointing", choices=("none", "full"), default="none", help="default: none")
     parser.add_argument("--batches", type=int, default=4, help="batches of curves against constants (default: 4)")
     parser.add_argument("--first", action="store_true", help="ranks run before all other work of the machine (root)")
@@ -46,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for name, least in (("ranks", 2), ("plans", 1), ("repeats", 1), ("layers", 1), ("heads", 1), ("batches", 0)):
+    for name, least in LEAST.items():
         if getattr(args, name) < least:
-            raise ConfigError(f"--{name} is {getattr(args, name)}, it must be at least {least}")
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(args, name)}, it must be at least {least}")
     figures = measure(args, lambda text: sys.stderr.write(f"{text}\n"))
     if args.json:
         sys.stdout.write(json.dumps(figures) + "\n")
@@ -64,9 +69,9 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
     from zellige_ray.actors.local_profile import profile_ranks
     from zellige_ray.actors.planning import lengths
     from zellige_ray.actors.prediction_trials import (
-        GRIDS,
         Trial,
         count_peaks,
+        grids,
         held_out_trials,
         mixed_batches,
         model_settings,
@@ -86,15 +91,16 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
         config = parse_config(
             {
                 "data": {"source": str(folder), "cache": str(folder)},
-                "batch": {"tokens": 4096},
-                "model": model_settings(args.layers, args.heads, 32, args.checkpointing),
+                "batch": {"tokens": 4096 * args.scale**2},
+                "model": model_settings(args.layers, args.heads, args.head_dim, args.checkpointing),
+                "engine": {"dtype": args.dtype},
                 "workers": {"count": args.ranks},
                 "steps": 10_000,
             }
         )
         spec = get_spec(config.model.name)
         preset = spec.preset(config.model, config.engine.dtype_bytes)
-        samples = write_random_cache(folder, spec, GRIDS, TEXT_DIM, args.seed).index().samples
+        samples = write_random_cache(folder, spec, grids(args.scale), TEXT_DIM, args.seed).index().samples
         with RankProcesses(args.ranks, config, str(folder), first=args.first) as ranks:
             shared = args.ranks > len(os.sched_getaffinity(0))
             if shared:
@@ -108,7 +114,7 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
             outcomes = run_trials(ranks, trials, args.repeats, say)
             constants = CostModel(flop_constants(hardware, cost), preset)
             pairs: list[Trial] = []
-            for batch in mixed_batches(samples, args.batches, args.seed):
+            for batch in mixed_batches(samples, args.batches if args.ranks > 1 else 0, args.seed):
                 batch_rows = lengths(batch, spec)
                 pairs += [
                     Trial(n, make_plan(batch_rows, cluster, c), batch)
