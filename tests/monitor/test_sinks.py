@@ -260,6 +260,18 @@ def test_wandb_offline_keeps_every_number(
     assert len(losses) == STEPS
 
 
+@needs("wandb")
+@pytest.mark.filterwarnings("default")
+def test_wandb_offline_keeps_previews(run: SinkRun, preview: PreviewEvent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    told(run, "wandb", preview)
+    kept = {p.suffix: p.read_bytes() for p in run.folder.rglob("media/**/*") if p.is_file()}
+    assert kept.keys() == {".png", ".mp4"}
+    assert kept[".mp4"] == b"a clip"
+    assert kept[".png"].startswith(b"\x89PNG")
+
+
 @needs("mlflow")
 @pytest.mark.filterwarnings("default")
 def test_mlflow_keeps_every_number_in_the_run_folder(
