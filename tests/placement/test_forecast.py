@@ -100,6 +100,15 @@ def test_gathers_of_a_sharded_state_make_everybody_meet_in_every_layer() -> None
     assert step(lone, replace(HARDWARE, state="fsdp")) - step(lone) == pytest.approx(2 * LAYERS * gather_s)
 
 
+def test_a_state_sharded_inside_nodes_meets_there_alone_and_at_their_speed() -> None:
+    lone = whole_round([1000], [0], HEADS, [1])
+    apart = replace(HARDWARE, nodes=2, ranks_per_node=2, inter_node_bytes_per_s=1e8)
+    took = {state: step(lone, replace(apart, state=state)) for state in ("replicated", "hsdp", "fsdp")}  # type: ignore[arg-type]
+    within_s, across_s = 12 * 128**2 * 4 / 2 / 1e9, 12 * 128**2 * 4 * 3 / 4 / 1e8
+    assert took["hsdp"] - took["replicated"] == pytest.approx(2 * LAYERS * within_s)
+    assert took["fsdp"] - took["replicated"] == pytest.approx(2 * LAYERS * across_s)
+
+
 def test_a_slow_rank_takes_longer_for_the_same() -> None:
     slow = replace(HARDWARE, speed=(0.5, 1.0))
     lone = whole_round([1000], [0], HEADS, [1])

@@ -10,6 +10,7 @@ import pytest
 from zellige_ray.attention.layout import compile_layout
 from zellige_ray.attention.tilings import random_round
 from zellige_ray.errors import ConfigError
+from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.memory import COUNTS, FEW, MemoryModel, Moment, StateSize, count_more
 from zellige_ray.placement.traffic import measure_traffic
 
@@ -45,15 +46,15 @@ def test_the_largest_run_is_that_of_equal_neighbours():
 
 
 def test_state_by_layout():
-    assert StateSize(100.0).on_rank(4) == 100
-    assert StateSize(10.0, 80.0, 5.0).on_rank(4) == 10 + 20 + 5
-    assert StateSize(10.0, 80.0, shards=2).on_rank(8) == 50
-    assert StateSize(10.0, 80.0, shards=8).on_rank(2) == 50
+    nodes = (7, 7, 9, 7)
+    assert StateSize(100.0).on_ranks(nodes).tolist() == [100] * 4
+    assert StateSize(10.0, 80.0).on_ranks(nodes).tolist() == [10 + 20] * 4
+    assert StateSize(10.0, 90.0, by_node=True).on_ranks(nodes).tolist() == [40, 40, 100, 40]
 
 
 def test_a_model_goes_to_json_and_back_and_says_what_is_wrong_with_another():
     moments = (Moment.of("mlp", constant=7.0, tokens=3.0, unit_q_rows=2.0), Moment.of("attention", tokens=4.0))
-    model = MemoryModel(StateSize(10.0, 20.0, 1.0), moments, 1.1, measured=True)
+    model = MemoryModel(StateSize(10.0, 20.0, True), moments, 1.1, measured=True)
     value = json.loads(json.dumps(model.to_dict()))
     assert MemoryModel.from_dict(value) == model
     value["moments"][0]["unit_rows"] = 1.0
@@ -64,6 +65,5 @@ def test_a_model_goes_to_json_and_back_and_says_what_is_wrong_with_another():
 def test_capacity_is_that_of_the_moment_that_fills_first():
     moments = (Moment.of("a", constant=100.0, tokens=1.0), Moment.of("b", tokens=2.0))
     model = MemoryModel(StateSize(50.0), moments)
-    assert model.token_capacity(250, 1) == 100
-    assert model.token_capacity(160, 1) == 10
+    assert model.token_capacity(Cluster((0, 0), (250, 160), (1.0, 1.0))).tolist() == [100, 10]
     assert model.token_bytes() == 2

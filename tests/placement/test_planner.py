@@ -50,7 +50,7 @@ def test_a_batch_beyond_memory_becomes_rounds_with_every_rank_within_memory(flux
 
 def test_where_memory_is_nearly_full_tokens_are_level(flux32):
     plan = make_plan(draw_batch("wan-tail", 32, 3), flux32.hardware.cluster(), flux32)
-    capacity = flux32.memory.token_capacity(flux32.hardware.memory_bytes, 32)
+    capacity = flux32.memory.token_capacity(flux32.hardware.cluster()).min()
     assert len(plan.rounds) == 1
     assert max(x.tokens for x in plan.predicted.ranks) <= capacity
 
@@ -134,7 +134,7 @@ def test_unknown_names_name_the_nearest():
         ({"speed": [1.0]}, "speed has 1 values, the profile has 16 ranks"),
         ({"speed": [float("nan")] * 16}, r"speed\[0\] must be positive"),
         ({"speed": 3}, "speed must be a list"),
-        ({"state": "zero"}, "state must be fsdp or replicated"),
+        ({"state": "zero"}, "state must be one of replicated, fsdp, hsdp"),
         ({"linear_flop": 1}, "unknown key 'linear_flop', the nearest known key is 'linear_flops'"),
         ({"attention_curve": [[5, 1], [1, 1]]}, "must ascend"),
     ],

@@ -121,14 +121,14 @@ def test_short_and_uneven_memory_means_rounds_or_a_named_error(batch, ratios, sh
     hardware = HardwareProfile("h", 1, 1, 1, 5e10, 2.5e10, 1e9, 1e9, 1e-5)
     cost = CostModel(hardware, ModelPreset("m", 30, 384, 12, 4.0, "joint", 2, "full"))
     size, tokens = len(ratios), sum(s.tokens + s.text_tokens for s in batch)
-    each = cost.memory.state_bytes(size) + share * tokens / size * cost.memory.token_bytes()
+    each = float(cost.memory.state_bytes((0,) * size)[0]) + share * tokens / size * cost.memory.token_bytes()
     cluster = Cluster((0,) * size, tuple(int(each * r) + 1 for r in ratios), (1.0,) * size)
-    capacity = sum(cost.memory.token_capacity(m, size) for m in cluster.memory_bytes)
+    capacity = float(cost.memory.token_capacity(cluster).sum())
     longest = max(s.tokens + s.text_tokens for s in batch)
     try:
         plan = make_plan(batch, cluster, cost)
     except PlanError as fault:
-        least = min(cost.memory.token_capacity(m, size) for m in cluster.memory_bytes)
+        least = float(cost.memory.token_capacity(cluster).min())
         assert longest > 0.75 * capacity or least < 8  # what is left for a few tokens is less than their exchange
         assert "GiB" in str(fault)
     else:

@@ -56,24 +56,36 @@ def write_samples(folder: Path, count: int, most: int, seed: int) -> LatentCache
 
 
 class Weighing:
-    """Two ranks of one model, and its memory model, weighed on the first."""
+    """Ranks of one model, and its memory model, weighed on the first; where the state is sharded, by all together."""
 
-    def __init__(self, cache: LatentCache, model: ModelConfig) -> None:
+    def __init__(
+        self, cache: LatentCache, model: ModelConfig, layout: str = "replicated", nodes: tuple[int, ...] = (0, 0)
+    ) -> None:
         self.model, self.spec, self.samples = model, get_spec(model.name), cache.index().samples
-        self.runners = [self._runner(cache) for _ in range(2)]
-        self.memory: MemoryModel = weigh(self.runners[0], model)
+        self.cache, self.nodes = cache, nodes
+        self.runners = [self._runner(cache, layout) for _ in nodes]
+
+        def settle_and_weigh(rank: int, comm: Comm) -> MemoryModel:
+            runner = self.runners[rank]
+            assert runner.state.settle(comm, nodes, 0) == 0
+            return weigh(runner, model, comm)
+
+        sharded = layout != "replicated"
+        self.memory = run_ranks(len(nodes), settle_and_weigh)[0] if sharded else weigh(self.runners[0], model)
         preset = self.spec.preset(model, DTYPE.itemsize)
         self.cost = CostModel(load_hardware("cpu"), preset, measured_memory=self.memory)
 
-    def _runner(self, cache: LatentCache) -> Runner:
+    def _runner(self, cache: LatentCache, layout: str) -> Runner:
         adapter = get_adapter(self.model.name)
         module = adapter.build(self.model, TEXT_DIM, 0, DTYPE, DEVICE)
-        state, bound = TrainState(module, OptimizerConfig(), 1000), adapter.bind(module)
+        bound = adapter.bind(module)
+        state = TrainState(module, OptimizerConfig(), 1000, bound.blocks, layout)
         loader = Loader(cache, TEXT_DIM, adapter, self.spec, LossConfig(), 0, DTYPE, DEVICE)
         return Runner(bound, state, loader, EngineConfig(), self.model.heads)
 
     def cluster(self, memory_bytes: int = PLENTY) -> Cluster:
-        return Cluster((0, 0), (memory_bytes,) * 2, (1.0, 1.0))
+        size = len(self.nodes)
+        return Cluster(self.nodes, (memory_bytes,) * size, (1.0,) * size)
 
     def lengths(self, sample: SampleMeta) -> Lengths:
         return Lengths(sample.id, self.spec.tokens(sample.latent_shape), sample.text_tokens)
@@ -86,16 +98,21 @@ class Weighing:
         tokens = [self.spec.tokens(s.latent_shape) for s in samples]
         if self.spec.joint is not None:
             tokens = [a + b for a, b in zip(tokens, text, strict=True)]
-        round_ = random_round(rng, tokens, 2, self.model.heads, text)
-        return Plan(2, (dataclasses.replace(round_, ids=tuple(s.id for s in samples)),), "random")
+        size = len(self.nodes)
+        round_ = random_round(rng, tokens, size, self.model.heads, text)
+        return Plan(size, (dataclasses.replace(round_, ids=tuple(s.id for s in samples)),), "random")
 
     def predicted(self, plan: Plan) -> list[int]:
         return [x.peak_bytes for x in simulate(plan, self.cluster(), self.cost).ranks]
 
-    def counted(self, work: Sequence[tuple[Plan, Sequence[SampleMeta]]]) -> list[int]:
-        """The counted peak of the fullest rank in one real step of each plan."""
+    def counted_by_rank(self, work: Sequence[tuple[Plan, Sequence[SampleMeta]]]) -> list[tuple[int, ...]]:
+        """The counted peak of every rank in one real step of each plan."""
 
         def body(rank: int, comm: Comm) -> list[int]:
             return [peak_of_step(self.runners[rank], plan, samples, 0, comm) for plan, samples in work]
 
-        return [max(peaks) for peaks in zip(*run_ranks(2, body, timeout_s=600), strict=True)]
+        return list(zip(*run_ranks(len(self.nodes), body, timeout_s=600), strict=True))
+
+    def counted(self, work: Sequence[tuple[Plan, Sequence[SampleMeta]]]) -> list[int]:
+        """That of the fullest rank."""
+        return [max(peaks) for peaks in self.counted_by_rank(work)]

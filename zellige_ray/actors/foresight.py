@@ -19,7 +19,6 @@ from zellige_ray.config import RunConfig
 from zellige_ray.models.specs import ModelSpec
 from zellige_ray.monitor.events import Event, NoteEvent, RankTimes
 from zellige_ray.placement import HardwareProfile
-from zellige_ray.placement.hardware import State
 
 
 class Foresight:
@@ -47,8 +46,7 @@ class Foresight:
         self._rates = find_rates(config, model, self._text_dim, known, self._crew, self._say)
         hardware = self._rates.hardware
         if config.placement.hardware is None:
-            state: State = "replicated" if config.state.layout == "replicated" else "fsdp"
-            hardware = replace(hardware, state=state)
+            hardware = replace(hardware, state=config.state.layout)
         memory = find_memory(config, self._folder, known, self._crew)
         self._calibration = Calibration(hardware)
         write_hardware(self._folder, hardware)

@@ -43,10 +43,11 @@ class MemoryGuard:
         starved: worker -> what its allocator said.
         """
         assert plan.predicted is not None
-        state, told = cost.memory.state_bytes(epoch.size), []
+        state_P, told = cost.memory.state_bytes(epoch.node_of_rank()), []
         for worker, reason in starved.items():
             rank = epoch.workers.index(worker)
             planned = plan.predicted.ranks[rank].peak_bytes
+            state = float(state_P[rank])
             self._caps[worker] = int(min(state, planned) + STEP_BACK * max(0.0, planned - state))
             name, num_bytes = heaviest_sequence(plan, rank, cost)
             told.append(

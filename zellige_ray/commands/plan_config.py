@@ -136,7 +136,7 @@ def answer(config: RunConfig, name: str, hardware: str | None, policy: str | Non
         longest=longest.id,
         longest_tokens=tokens_of(longest),
         longest_shape=longest.latent_shape,
-        state_bytes=int(cost.memory.state_bytes(cluster.world_size)),
+        state_bytes=int(cost.memory.state_bytes(cluster.node_of_rank).max()),
         memory_bytes=profile.memory_bytes,
         degrees=_degrees(cost, tokens_of(longest), profile.memory_bytes, max(cluster.world_size, fits or 1)),
         ranks_needed=fits,
@@ -172,7 +172,7 @@ def _bytes(cost: CostModel, tokens: int, degree: int) -> float:
     share = -(-tokens // degree)
     rows = 8.0 * share * cost.model.heads if degree > 1 else 0.0
     row_bytes = cost.model.hidden / cost.model.heads * cost.model.dtype_bytes
-    return cost.memory.state_bytes(degree) + share * cost.memory.token_bytes() + rows * row_bytes
+    return float(cost.memory.state_bytes((0,) * degree)[0]) + share * cost.memory.token_bytes() + rows * row_bytes
 
 
 def _ranks_needed(cost: CostModel, tokens: int, memory_bytes: int) -> int | None:

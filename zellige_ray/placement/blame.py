@@ -23,8 +23,7 @@ def _bytes(round_: Round, sequence: int, size: int, rank: int, cost: CostModel) 
     shards = alone.shards_K4
     tokens_P = np.bincount(shards[:, 1], weights=shards[:, 3] - shards[:, 2], minlength=size).astype(np.int64)
     rows_P = np.maximum(traffic.sent_WSR, traffic.received_WSR).sum(axis=1).max(axis=0)
-    peak = cost.memory.peak_bytes(alone, traffic, tokens_P, rows_P)[rank]
-    return max(0.0, float(peak) - cost.memory.state_bytes(size))
+    return max(0.0, float(cost.memory.work_bytes(alone, traffic, tokens_P, rows_P)[rank]))
 
 
 def _only(round_: Round, sequence: int) -> Round:

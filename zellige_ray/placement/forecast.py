@@ -143,15 +143,18 @@ class _Run:
         self._linear_P = self._linear_P + seconds_P
 
     def _gather(self) -> None:
-        """Sharded state: every layer's parameters come together, and all ranks meet."""
-        if self._cost.hardware.state != "fsdp" or self._size == 1:
-            return
+        """Sharded state: every layer's parameters come together, and the ranks that share a copy meet."""
         hw, m = self._cost.hardware, self._cost.model
-        num_bytes = (4 + 2 * m.mlp_ratio) * m.hidden**2 * m.dtype_bytes * (self._size - 1) / self._size
-        rate = hw.inter_node_bytes_per_s if self._across_PP.any() else hw.intra_node_bytes_per_s
-        met = float(self._now_P.max()) + (0.0 if self._c.sharded else num_bytes / rate)
-        self._exchange_P = self._exchange_P + (met - self._now_P)
-        self._now_P = np.full(self._size, met)
+        if hw.state == "replicated" or self._size == 1:
+            return
+        share_PP = ~self._across_PP if hw.state == "hsdp" else np.ones_like(self._across_PP)
+        sharers_P = share_PP.sum(axis=1)
+        bytes_P = (4 + 2 * m.mlp_ratio) * m.hidden**2 * m.dtype_bytes * (sharers_P - 1) / sharers_P
+        apart_P = (share_PP & self._across_PP).any(axis=1)
+        rate_P = np.where(apart_P, hw.inter_node_bytes_per_s, hw.intra_node_bytes_per_s)
+        met_P = np.where(share_PP, self._now_P, -np.inf).max(axis=1) + (0.0 if self._c.sharded else bytes_P / rate_P)
+        self._exchange_P = self._exchange_P + (met_P - self._now_P)
+        self._now_P = met_P
 
     def attend(self, seconds_P: FloatArray) -> None:
         """Attention that nothing is in flight behind."""

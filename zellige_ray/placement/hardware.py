@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from zellige_ray.errors import ConfigError
 from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.preset import check_keys, positive, positive_int, read_preset
 from zellige_ray.placement.step_curves import StepCurves, parse_step_curves
 
-State = Literal["fsdp", "replicated"]
+State = Literal["replicated", "fsdp", "hsdp"]
 MAX_RANKS = 1 << 17
 _RATES = ("linear_flops", "attention_flops", "intra_node_bytes_per_s", "inter_node_bytes_per_s")
 
@@ -23,8 +23,8 @@ class HardwareProfile:
 
     Units: FLOP/s, bytes/s of one rank in one direction, bytes, seconds. speed: per rank, relative; None is all equal.
     attention_curve: (sequence length, share of attention_flops reached), ascending; empty is 1 everywhere.
-    state: are parameters, gradients and optimizer sharded over ranks (`fsdp`) or `replicated`. curves: measured seconds
-    of the parts of a step, of one model.
+    state: parameters, gradients and optimizer are `replicated`, or sharded over all ranks (`fsdp`) or inside each node
+    (`hsdp`). curves: measured seconds of the parts of a step, of one model.
     """
 
     name: str
@@ -69,8 +69,8 @@ def parse_hardware(value: Mapping[str, Any]) -> HardwareProfile:
     required = {"name", "nodes", "ranks_per_node", "memory_bytes", "message_latency_s", *_RATES}
     check_keys(where, value, required, {"speed", "state", "attention_curve", "curves"})
     state = value.get("state", "fsdp")
-    if state not in ("fsdp", "replicated"):
-        raise ConfigError(f"{where}: state must be fsdp or replicated, got {state!r}")
+    if state not in get_args(State):
+        raise ConfigError(f"{where}: state must be one of {', '.join(get_args(State))}, got {state!r}")
     latency = value["message_latency_s"]
     nodes = positive_int(where, "nodes", value["nodes"])
     ranks_per_node = positive_int(where, "ranks_per_node", value["ranks_per_node"])

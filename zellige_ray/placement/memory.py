@@ -7,13 +7,14 @@ Rounds follow each other: the state persists, activations do not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from zellige_ray.errors import ConfigError
+from zellige_ray.placement.cluster import Cluster
 from zellige_ray.placement.hardware import State as Layout
 from zellige_ray.placement.model import ModelPreset
 from zellige_ray.placement.plan import FloatArray, IntArray, Round
@@ -47,18 +48,18 @@ FEW = 3  # the first ones, which come for nothing
 class StateSize:
     """Parameters, gradients, optimizer and EMA. Units: bytes.
 
-    whole: on every rank. sharded: divided by the ranks that share a copy (`shards`; None: all ranks). gathered: blocks
-    that are put together while they compute.
+    whole: on every rank. sharded: one copy, divided by the ranks that share it: all, or with `by_node` those of a node.
     """
 
     whole: float
     sharded: float = 0.0
-    gathered: float = 0.0
-    shards: int | None = None
+    by_node: bool = False
 
-    def on_rank(self, world_size: int) -> float:
-        """What one of `world_size` ranks holds. Units: bytes."""
-        return self.whole + self.sharded / min(self.shards or world_size, world_size) + self.gathered
+    def on_ranks(self, node_of_rank: Sequence[int]) -> FloatArray:
+        """What each rank holds, [P]. Units: bytes."""
+        _, place_P, sizes = np.unique(node_of_rank, return_inverse=True, return_counts=True)
+        sharers_P = sizes[place_P] if self.by_node else len(node_of_rank)
+        return np.asarray(self.whole + self.sharded / sharers_P + np.zeros(len(node_of_rank)), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,28 +87,34 @@ class MemoryModel:
     overhead: float = 1.0
     measured: bool = False
 
-    def state_bytes(self, world_size: int) -> float:
-        """Parameters, gradients and optimizer on one rank. Units: bytes."""
-        return self.state.on_rank(world_size) * self.overhead
+    def state_bytes(self, node_of_rank: Sequence[int]) -> FloatArray:
+        """Parameters, gradients and optimizer on each rank, [P]. Units: bytes."""
+        return self.state.on_ranks(node_of_rank) * self.overhead
 
     def token_bytes(self) -> float:
         """Activations of one token of a whole sequence, at the moment that holds most of it. Units: bytes."""
         return max(_per_token(m) for m in self.moments) * self.overhead
 
-    def token_capacity(self, memory_bytes: int, world_size: int) -> float:
-        """Tokens that fit on a rank beside its state, without exchange buffers; negative when the state doesn't fit."""
-        room = memory_bytes / self.overhead - self.state.on_rank(world_size)
-        rooms = [(room - m.of_count("constant")) / _per_token(m) for m in self.moments if _per_token(m) > 0]
-        return min(rooms)
+    def token_capacity(self, cluster: Cluster) -> FloatArray:
+        """Tokens that fit on each rank beside its state, without exchange buffers, [P].
 
-    def peak_bytes(self, round_: Round, traffic: Traffic, tokens_P: IntArray, rows_P: FloatArray) -> FloatArray:
-        """Peak memory of each rank in a round. tokens_P, rows_P: tokens and larger way of its wire. Units: bytes."""
+        Negative where not even the state fits.
+        """
+        room_P = np.array(cluster.memory_bytes) / self.overhead - self.state.on_ranks(cluster.node_of_rank)
+        rooms = [(room_P - m.of_count("constant")) / _per_token(m) for m in self.moments if _per_token(m) > 0]
+        return np.asarray(np.min(rooms, axis=0), dtype=np.float64)
+
+    def work_bytes(self, round_: Round, traffic: Traffic, tokens_P: IntArray, rows_P: FloatArray) -> FloatArray:
+        """Most that each rank has beside its state in a round, [P]. tokens_P, rows_P: tokens, larger way of its wire.
+
+        Units: bytes.
+        """
         table_MC = np.array([m.row for m in self.moments])
         counts_CP = np.stack([np.ones(len(tokens_P)), tokens_P, rows_P])
         if table_MC[:, FEW:].any():
             counts_CP = np.concatenate([counts_CP, count_more(round_, traffic, len(tokens_P))])
         peak_P = (table_MC[:, : len(counts_CP)] @ counts_CP).max(axis=0)
-        return np.asarray((self.state.on_rank(len(tokens_P)) + peak_P) * self.overhead, dtype=np.float64)
+        return np.asarray(peak_P * self.overhead, dtype=np.float64)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; of each moment those coefficients that are not 0."""
@@ -130,7 +137,7 @@ def preset_memory(model: ModelPreset, layout: Layout) -> MemoryModel:
     saved = 1.0 if model.checkpointing == "full" else 8 + 2 * model.mlp_ratio
     token = model.hidden * (saved * model.dtype_bytes * model.layers + LIVE_BYTES)
     row = model.hidden / model.heads * model.dtype_bytes
-    state = StateSize(0.0, whole) if layout == "fsdp" else StateSize(whole)
+    state = StateSize(whole) if layout == "replicated" else StateSize(0.0, whole, by_node=layout == "hsdp")
     return MemoryModel(state, (Moment.of("formula", tokens=token, wire_rows=row),))
 
 

@@ -19,20 +19,19 @@ def least_rounds(batch: Batch, cluster: Cluster, cost: CostModel) -> int:
     not fit on all ranks together.
     """
     size = cluster.world_size
-    fits = {m: cost.memory.token_capacity(m, size) for m in set(cluster.memory_bytes)}
-    capacity = np.array([fits[m] for m in cluster.memory_bytes])
-    state = cost.memory.state_bytes(size)
+    capacity = cost.memory.token_capacity(cluster)
+    state_P = cost.memory.state_bytes(cluster.node_of_rank)
     if capacity.max() < 1:
         raise PlanError(
-            f"model {cost.model.name!r}: parameters, gradients and optimizer need {state / GIB:.2f} GiB on each of "
-            f"{size} ranks, the largest has {max(cluster.memory_bytes) / GIB:.2f} GiB; raise nodes or memory_bytes, "
-            f"or set state: fsdp"
+            f"model {cost.model.name!r}: parameters, gradients and optimizer need {state_P.min() / GIB:.2f} GiB on "
+            f"each of {size} ranks, the largest has {max(cluster.memory_bytes) / GIB:.2f} GiB; raise nodes or "
+            "memory_bytes, or set state: fsdp"
         )
     if capacity.min() < 0:
         rank = int(capacity.argmin())
         raise PlanError(
-            f"model {cost.model.name!r}: parameters, gradients and optimizer need {state / GIB:.2f} GiB, rank {rank} "
-            f"has {cluster.memory_bytes[rank] / GIB:.2f} GiB; raise memory_bytes, or leave the rank out"
+            f"model {cost.model.name!r}: parameters, gradients and optimizer need {state_P[rank] / GIB:.2f} GiB, rank "
+            f"{rank} has {cluster.memory_bytes[rank] / GIB:.2f} GiB; raise memory_bytes, or leave the rank out"
         )
     total = float(capacity.sum())
     if batch.tokens_S[0] > total:

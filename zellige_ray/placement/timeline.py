@@ -73,6 +73,7 @@ def time_round(round_: Round, cluster: Cluster, cost: CostModel) -> RoundTime:
     num = int(component_P.max()) + 1
     tokens_P = np.bincount(shards[:, 1], weights=length_K, minlength=size).astype(np.int64)
     rows_P = wire_WSP.sum(axis=1).max(axis=0)
+    state_P = cost.memory.state_bytes(cluster.node_of_rank)
     wait_out_P = _most(way_WP[1], component_P, num)[component_P]
     wait_P = _most(way_WP[0], component_P, num)[component_P] + wait_out_P
     hidden_P = _during_exchange(own_P, wait_P, cost)
@@ -92,7 +93,7 @@ def time_round(round_: Round, cluster: Cluster, cost: CostModel) -> RoundTime:
         rows_P=rows_P,
         moved_rows=float(traffic.sent_WSR.sum()),
         cut_S=traffic.cut_S,
-        peak_P=cost.memory.peak_bytes(round_, traffic, tokens_P, rows_P),
+        peak_P=state_P + cost.memory.work_bytes(round_, traffic, tokens_P, rows_P),
     )
 
 

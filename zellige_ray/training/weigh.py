@@ -100,8 +100,10 @@ def weigh(runner: Runner, model: ModelConfig, comm: Comm | None = None) -> Memor
             total = np.add(entry.row, inner.row)
             total[1] += max(0.0, more_T[i])
             moments.append(Moment(f"{entry.name}: {inner.name}", tuple(total.tolist())))
-    trained = sum(p.numel() * p.element_size() for _, p in runner.state.pieces)
-    moments.append(Moment.of("optimizer", constant=float(trained)))  # square roots of the second moments
+    place = runner.state.layout.place
+    trained = sum(p.numel() * p.element_size() for _, p in runner.state.pieces) * len(place.members)
+    most = trained / min(map(len, place.groups))  # of a rank in the smallest group
+    moments.append(Moment.of("optimizer", constant=most))  # square roots of the second moments
     overhead = CUDA_OVERHEAD if runner.loader.device.type == "cuda" else 1.0
     return MemoryModel(_state_size(runner), _undominated(moments), overhead, measured=True)
 
@@ -129,12 +131,11 @@ def state_bytes(runner: Runner) -> int:
 
 def _state_size(runner: Runner) -> StateSize:
     layout, held = runner.state.layout, float(state_bytes(runner))
-    if not runner.state.sharded:
+    if layout.place.layout == "replicated":
         return StateSize(held)
     vectors = [*runner.state.tensors(), *[u.own_grad for u in layout.units]]
     parts = sum(t.numel() * t.element_size() for t in vectors if t.ndim)
-    ranks = len(layout.place.members)
-    return StateSize(held - parts, float(parts * ranks), shards=None if layout.place.layout == "fsdp" else ranks)
+    return StateSize(held - parts, float(parts * len(layout.place.members)), by_node=layout.place.layout == "hsdp")
 
 
 def held_tensors(runner: Runner) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Memory of a sharded state: what persists falls as one over the ranks, a block is gathered, and it is foreseen."""
+"""Memory of a sharded state: what persists falls as one over those who share it, and what is gathered is foreseen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def live_bytes(state: TrainState) -> int:
 
 
 @pytest.mark.dist
-def test_what_persists_falls_as_one_over_the_ranks_and_the_peak_is_the_foreseen_one(
+def test_what_persists_falls_as_one_over_those_who_share_it_and_the_peak_is_the_foreseen_one(
     cache: LatentCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched: dict[int, list[int]] = {}
@@ -49,9 +49,9 @@ def test_what_persists_falls_as_one_over_the_ranks_and_the_peak_is_the_foreseen_
 
     monkeypatch.setattr(Unit, "open", watch)
 
-    def measure(world: int) -> list[tuple[int, int, int]]:
+    def measure(world: int, layout: str) -> list[tuple[int, int, int]]:
         def body(rank: int, comm: Comm) -> tuple[int, int, int]:
-            runner, peers = make_runner(cache, CASE, "fsdp"), comm if comm.size > 1 else None
+            runner, peers = make_runner(cache, CASE, layout), comm if comm.size > 1 else None
             runner.state.settle(peers, nodes_of(world), 0)
             states[rank], watched[rank] = runner.state, []
             comm.barrier()
@@ -62,11 +62,11 @@ def test_what_persists_falls_as_one_over_the_ranks_and_the_peak_is_the_foreseen_
 
         return run_ranks(world, body)
 
-    ((whole, _, foreseen),) = measure(1)
+    ((whole, _, foreseen),) = measure(1, "fsdp")
     assert abs(foreseen - whole) <= 0.015 * whole
-    for world in (2, 3, 4):
-        for persistent, peak, foreseen in measure(world):
-            assert abs(persistent - whole / world) <= 0.05 * whole / world
+    for world, layout, sharers in ((2, "fsdp", 2), (3, "fsdp", 3), (4, "fsdp", 4), (4, "hsdp", 2)):
+        for persistent, peak, foreseen in measure(world, layout):
+            assert abs(persistent - whole / sharers) <= 0.05 * whole / sharers
             assert abs(foreseen - peak) <= 0.015 * peak
 
 

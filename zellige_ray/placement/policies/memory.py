@@ -18,7 +18,7 @@ def place_memory(batch: Batch, cluster: Cluster, cost: CostModel, argument: str 
     if argument:
         raise PlanError(f"policy memory takes no argument, got {argument!r}")
     size, group = cluster.world_size, cost.model.head_group
-    room = np.array([max(0.0, cost.memory.token_capacity(m, size)) for m in cluster.memory_bytes])
+    room = np.maximum(0.0, cost.memory.token_capacity(cluster))
     borders = np.concatenate([[0.0], np.cumsum(room) / room.sum()]).tolist()
     quanta = cost.model.heads // group
     shards, tiles = [], []

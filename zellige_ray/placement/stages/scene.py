@@ -72,8 +72,7 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
     quantum = cost.row_bytes * group
     size = cluster.world_size
     buffers = BUFFERED * cost.model.hidden * cost.model.dtype_bytes / cost.memory.token_bytes()
-    fits = {m: cost.memory.token_capacity(m, size) / (1 + buffers) for m in set(cluster.memory_bytes)}
-    cap = tuple([fits[m] for m in cluster.memory_bytes])
+    cap = tuple((cost.memory.token_capacity(cluster) / (1 + buffers)).tolist())
     return Scene(
         tokens=batch.tokens_S.tolist(),
         linear=linear,
