@@ -13,6 +13,7 @@ from zellige_ray.models.specs import ModelSpec, get_spec
 from zellige_ray.monitor.sinks import check_sinks
 from zellige_ray.placement import get_policy, load_hardware
 from zellige_ray.training import checkpoint_files
+from zellige_ray.training.blockwise import MISSING
 from zellige_ray.urls import check_url, is_url
 
 
@@ -42,6 +43,8 @@ def look_up(config: RunConfig) -> tuple[ModelSpec, tuple[Path, Path] | None]:
         raise ConfigError(
             "engine.kernel is flash, and flash-attn is not installed here: pip install 'zellige-ray[gpu]', or set auto"
         )
+    if config.optimizer.name == "adamw8bit" and alone and importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(MISSING)
     if config.resume is None or is_url(config.resume):
         return spec, None
     return spec, checkpoint_files.find(config.resume)

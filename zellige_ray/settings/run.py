@@ -46,6 +46,15 @@ class RunConfig(Section):
     )
 
     @model_validator(mode="after")
+    def _blocks_are_not_cut(self) -> RunConfig:
+        if self.optimizer.name == "adamw8bit" and self.state.layout != "replicated":
+            raise ValueError(
+                f"optimizer.name is adamw8bit, whose blocks of moments can't be cut, and state.layout is "
+                f"{self.state.layout}: set state.layout to replicated, or optimizer.name to adamw"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_rule_of_what_is_drawn(self) -> RunConfig:
         if self.data.sources is not None and self.batch.image_ratio is not None:
             raise ValueError(

@@ -24,7 +24,9 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerConfig(Section):
     """AdamW, warm-up, clipping, EMA."""
 
-    name: Literal["adamw"] = Field("adamw", description="A key of `zellige_ray.training.optimizers.optimizers`.")
+    name: Literal["adamw", "adamw8bit"] = Field(
+        "adamw", description="`adamw8bit`: moments of 8 bits, by bitsandbytes; only with `state.layout` replicated."
+    )
     lr: PositiveFloat = Field(1e-3, description="Learning rate after the warm-up.")
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False, description="AdamW's decay of both moments.")
     weight_decay: float = Field(0.01, ge=0, description="AdamW's decoupled weight decay.")
@@ -46,6 +48,11 @@ class OptimizerConfig(Section):
             raise ValueError(
                 f"optimizer.final_lr is {self.final_lr:g}, which optimizer.schedule constant never comes to: choose a "
                 "falling schedule, or set it to null"
+            )
+        if self.name == "adamw8bit" and (self.offload or self.fused):
+            which = "offload" if self.offload else "fused"
+            raise ValueError(
+                f"optimizer.{which} is a way of optimizer.name adamw, optimizer.name is adamw8bit: set {which} to false"
             )
         if self.offload and self.fused:
             raise ValueError(

@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from zellige_ray.errors import CheckpointError
 from zellige_ray.models import lora
-from zellige_ray.training.checkpoint_rows import Reading, Row, Writing, check, rows_of, rows_of_vector
+from zellige_ray.training.blockwise import MARK, Whole, empty_like
+from zellige_ray.training.checkpoint_rows import Reading, Row, Writing, check, rows_of, rows_of_vector, rows_of_whole
 from zellige_ray.training.layouts.content import EMA, WEIGHT, Content
 from zellige_ray.training.layouts.units import Unit
 from zellige_ray.training.state import TrainState
@@ -126,11 +127,13 @@ def load(folder: str, state: TrainState) -> None:
         model, kept = state.module.state_dict(), lora.base_of(state.module) is not None
         wanted = {n: t for n, t in model.items() if not kept or lora.is_adapter(n)}
         check(tensors, {f"model.{n}": tuple(t.shape) for n, t in wanted.items()} | {"step": ()})
+        whole = empty_like(state.whole())
+        cut = _by_interval(tensors, whole)
         units = state.layout.units
-        contents = [_room(unit, tensors, state.averaged) for unit in units]
-        counters = [{k: torch.zeros(1) for k in _kinds(u, tensors)[1]} for u in units]
+        contents = [_room(unit, cut, state.averaged) for unit in units]
+        counters = [{k: torch.zeros(1) for k in _kinds(u, cut)[1]} for u in units]
         step, buffers = torch.zeros(1, dtype=torch.int64), {} if kept else _buffers(state)
-        rows = [Row(("step",), (), 0, step)]
+        rows = [Row(("step",), (), 0, step), *rows_of_whole(whole)]
         rows += [Row(("model", n), tuple(t.shape), 0, t.reshape(-1)) for n, t in buffers.items()]
         for unit, content, counts in zip(units, contents, counters, strict=True):
             for kind, vector in content.vectors.items() if unit.trained or not kept else ():
@@ -146,7 +149,20 @@ def load(folder: str, state: TrainState) -> None:
         content.counters.update({k: float(value) for k, value in counts.items()})
         if state.averaged and unit.trained:
             content.vectors.setdefault(EMA, content.vectors[WEIGHT].clone())
-    state.hold(state.layout.place, int(step), contents)
+    state.hold(state.layout.place, int(step), contents, whole)
+
+
+def _by_interval(tensors: Mapping[str, Any], whole: Whole) -> Mapping[str, Any]:
+    """What is read interval by interval: all but an optimizer's state that is read whole.
+
+    Raises ValueError where the checkpoint's optimizer is of the other kind.
+    """
+    saved = [n for n in tensors if n.startswith("optimizer.")]
+    in_blocks = any(n.endswith(f".{MARK}") for n in saved)
+    if saved and in_blocks != bool(whole):
+        there, here = ("adamw8bit", "adamw") if in_blocks else ("adamw", "adamw8bit")
+        raise ValueError(f"optimizer.name is {there} there, {here} here: their moments can't be read as each other's")
+    return {n: t for n, t in tensors.items() if not (in_blocks and n.startswith("optimizer."))}
 
 
 def _check_base(folder: str, saved: Mapping[str, Any], module: nn.Module) -> None:

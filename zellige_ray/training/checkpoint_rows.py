@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from zellige_ray.training.blockwise import Whole
 from zellige_ray.training.layouts.content import EMA, WEIGHT, Content
 from zellige_ray.training.layouts.units import Unit
 from zellige_ray.training.state import TrainState
@@ -103,8 +104,15 @@ def rows_of(state: TrainState, contents: Sequence[Content], first: bool) -> list
         known = {e.name for u in state.layout.units for e in u.entries}
         others = {n: t for n, t in state.module.state_dict().items() if n not in known}
         out += [Row(("model", n), tuple(t.shape), 0, t.reshape(-1)) for n, t in others.items()]
+        out += rows_of_whole(state.whole())
         out.append(Row(("step",), (), 0, torch.tensor([state.step])))
     return out
+
+
+def rows_of_whole(whole: Whole) -> list[Row]:
+    """An optimizer's state that moves whole: views."""
+    named = [(name, kind, t) for name, kinds in whole.items() for kind, t in kinds.items()]
+    return [Row(("optimizer", name, kind), tuple(t.shape), 0, t.reshape(-1)) for name, kind, t in named]
 
 
 def rows_of_vector(unit: Unit, kind: str, vector: Tensor) -> list[Row]:

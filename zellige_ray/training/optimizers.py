@@ -1,6 +1,7 @@
 """Optimizers: what applies a step to this rank's parameters. A new one is a function and a line in the dict.
 
-Their state is `exp_avg`, `exp_avg_sq` and `step` of each parameter, so that layouts, checkpoints and newcomers know it.
+Their state is `exp_avg`, `exp_avg_sq` and `step` of each parameter, so that layouts, checkpoints and newcomers know it;
+those of `blockwise` have another, which moves whole.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from torch.optim.adamw import adamw
 
 from zellige_ray.config import OptimizerConfig
 from zellige_ray.errors import ConfigError
-
-EPS = 1e-8
+from zellige_ray.training.blockwise import EPS, adamw8bit
 
 
 class HostAdamW(Optimizer):
@@ -54,7 +54,11 @@ def _adamw(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> Optim
     )
 
 
-optimizers: dict[str, Callable[[Sequence[nn.Parameter], OptimizerConfig], Optimizer]] = {"adamw": _adamw}
+optimizers: dict[str, Callable[[Sequence[nn.Parameter], OptimizerConfig], Optimizer]] = {
+    "adamw": _adamw,
+    "adamw8bit": adamw8bit,
+}
+blockwise = frozenset({"adamw8bit"})  # see `zellige_ray.training.blockwise`
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> Optimizer:

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from zellige_ray.attention.comm import Comm
 from zellige_ray.config import OptimizerConfig
+from zellige_ray.training.blockwise import Whole, empty_like, num_bytes, restore, whole_of
 from zellige_ray.training.layouts import Place
 from zellige_ray.training.layouts.content import EMA, WEIGHT, Content
 from zellige_ray.training.layouts.layout import Layout
 from zellige_ray.training.layouts.moving import Held, Holding, announce, move, newest
-from zellige_ray.training.optimizers import make_optimizer, place_state
+from zellige_ray.training.optimizers import blockwise, make_optimizer, place_state
 from zellige_ray.training.schedules import lr_at
 
 
@@ -43,6 +44,7 @@ class TrainState:
         self.layout = Layout(module, blocks, layout)
         self.pieces = self.layout.pieces()
         self.optimizer = self._make_optimizer()
+        self.blockwise = config.name in blockwise
         self.averaged = config.ema_decay > 0
         self.ema: dict[str, Tensor] = {n: p.detach().clone() for n, p in self.pieces} if self.averaged else {}
 
@@ -106,6 +108,7 @@ class TrainState:
         averages: dict[str, Tensor] = {}
         if not self.sharded:
             moments = {n: _tensors(self.optimizer.state[p]) for n, p in self.pieces if p in self.optimizer.state}
+            moments = {n: dict(kinds) for n, kinds in self.whole().items()} if self.blockwise else moments
             return {"model": model, "optimizer": moments, "ema": dict(self.ema), "step": self.step}
         if comm is None:
             raise ValueError("this rank holds a part of the state: full_state_dict(comm) gathers it from all ranks")
@@ -139,7 +142,7 @@ class TrainState:
             counters: dict[str, float] = {}
             if unit.trained and self.averaged:
                 vectors[EMA] = unit.cut([state["ema"].get(n, state["model"][n]) for n in names])
-            if unit.trained and all(n in state["optimizer"] for n in names):
+            if unit.trained and not self.blockwise and all(n in state["optimizer"] for n in names):
                 moments = [state["optimizer"][n] for n in names]
                 for kind, value in moments[0].items():
                     if value.ndim:
@@ -147,7 +150,11 @@ class TrainState:
                     else:
                         counters[kind] = float(value)
             contents.append(Content(vectors, counters))
-        self.hold(self.layout.place, int(state["step"]), contents)
+        self.hold(self.layout.place, int(state["step"]), contents, state["optimizer"] if self.blockwise else None)
+
+    def whole(self) -> Whole:
+        """The optimizer's state where that moves whole, by parameter and kind, as it is held; else empty."""
+        return whole_of(self.optimizer, self.pieces) if self.blockwise else {}
 
     @property
     def sharded(self) -> bool:
@@ -156,12 +163,13 @@ class TrainState:
 
     def bytes_at(self, place: Place) -> int:
         """What a rank at a place holds: weights, gradients, the optimizer's two moments, EMA, and gathered blocks."""
-        vectors = 4 + self.averaged
+        vectors = (2 if self.blockwise else 4) + self.averaged
         held = sum(
             (stop - start) * u.dtype.itemsize * (vectors if u.trained else 1)
             for u in self.layout.units
             for start, stop in [place.interval(u.num)]
         )
+        held += num_bytes(self.whole())
         return held + (self.layout.gathered_bytes if len(place.members) > 1 else 0)
 
     def contents(self) -> list[Content]:
@@ -175,7 +183,7 @@ class TrainState:
             if unit.trained and self.averaged:
                 content.vectors[EMA] = _joined([self.ema[n] for n in names], unit.own)
             states = [self.optimizer.state.get(found[n], {}) for n in names] if unit.trained else []
-            for kind, value in one.items() if unit.trained and all(states) else ():
+            for kind, value in one.items() if unit.trained and all(states) and not self.blockwise else ():
                 if value.ndim:
                     content.vectors[kind] = _joined([s[kind] for s in states], value).to(unit.device)
                 else:
@@ -183,8 +191,12 @@ class TrainState:
             out.append(content)
         return out
 
-    def hold(self, place: Place, step: int, contents: Sequence[Content]) -> None:
-        """Takes over, by unit, what a place gives this rank; the vectors are kept, not copied."""
+    def hold(self, place: Place, step: int, contents: Sequence[Content], whole: Whole | None = None) -> None:
+        """Takes over, by unit, what a place gives this rank; the vectors are kept, not copied.
+
+        whole: the optimizer's state where that moves whole; None keeps this rank's own.
+        """
+        whole = self.whole() if whole is None else whole
         self.layout.take(place, [c.vectors[WEIGHT] for c in contents])
         self.pieces, self.step = self.layout.pieces(), step
         self.optimizer = self._make_optimizer()
@@ -199,6 +211,8 @@ class TrainState:
                 if parts:
                     counters = {k: torch.tensor(value) for k, value in content.counters.items()}
                     self.optimizer.state[piece] = place_state({**counters, **parts}, piece, self.config)
+        if self.blockwise and whole:
+            restore(self.optimizer, self.pieces, whole)
 
     def settle(
         self,
@@ -225,17 +239,31 @@ class TrainState:
             return None
         taken = move(comm, table, mine, step, target, self.layout.units)
         behind = [held[0].step != step for held in table]
+        whole = None
         if comm is not None and any(behind) and not all(behind):
             for buffer in self.module.buffers():
                 comm.broadcast(buffer, behind.index(False)).wait()
+            whole = self._shared(comm, behind)
         if rank < len(target.node_of_rank) and (step, target) != (self.step, here):
-            self.hold(target, step, taken)
+            self.hold(target, step, taken, whole)
         return step
+
+    def _shared(self, comm: Comm, behind: Sequence[bool]) -> Whole:
+        """The whole state of the first rank that is not behind; all ranks call it. Own tensors stay as they are."""
+        root, held = behind.index(False), self.whole()
+        whole = held if not behind[comm.rank] else empty_like(held)
+        for name in sorted(whole):
+            for kind in sorted(whole[name]):
+                comm.broadcast(whole[name][kind], root).wait()
+        return whole
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that this rank holds, in an order that is the same where the same is held."""
-        self._materialise()
         out = [u.own for u in self.layout.units] + [b.data for b in self.module.buffers()]
+        if self.blockwise:
+            out += [kinds[k] for kinds in self.whole().values() for k in sorted(kinds)]
+            return out + [self.ema[n] for n, _ in self.pieces if self.ema]
+        self._materialise()
         for _, p in self.pieces:
             out += [self.optimizer.state[p][k] for k in ("exp_avg", "exp_avg_sq", "step")]
         return out + [self.ema[n] for n, _ in self.pieces if self.ema]
