@@ -211,12 +211,15 @@ def _kernels(probe: KernelProbe, scope: Scope, pace: Pace, progress: Progress) -
 
 
 def _update(runner: Runner, config: RunConfig, now: Callable[[], float]) -> tuple[Curve, int]:
-    """Seconds of applying a step over parameters, timed on copies of the first ones; and how many there are."""
+    """Seconds of applying a step over parameters, timed on others like the first ones; and how many this rank applies.
+
+    Those of a sharded state hold no values now, they are gathered while a step runs only.
+    """
     trained = [p for p in runner.state.module.parameters() if p.requires_grad]
     points: dict[float, float] = {}
     for limit in (1, SCRATCH_VALUES):
         taken = list(_first(trained, limit))
-        scratch = TrainState(nn.ParameterList([nn.Parameter(p.detach().clone()) for p in taken]), config.optimizer, 10)
+        scratch = TrainState(nn.ParameterList([nn.Parameter(torch.zeros_like(p)) for p in taken]), config.optimizer, 10)
         seconds = []
         for step in range(1, 6):
             began = now()
@@ -224,7 +227,7 @@ def _update(runner: Runner, config: RunConfig, now: Callable[[], float]) -> tupl
             scratch.apply(step)
             seconds.append(now() - began)
         points[float(sum(p.numel() for p in taken))] = usual(seconds[1:])
-    return fit_curve("optimizer", points), sum(p.numel() for p in trained)
+    return fit_curve("optimizer", points), sum(p.numel() for _, p in runner.state.pieces)
 
 
 def _first(parameters: Sequence[nn.Parameter], limit: int) -> Iterator[nn.Parameter]:
