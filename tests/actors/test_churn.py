@@ -11,7 +11,7 @@ import torch
 
 from tests.actors.doom import BESIDE, DRIVERS, REGROUP, STEP, Died, Doom, Pool, Timetable, planted
 from tests.actors.local_pool import LocalPool
-from tests.actors.test_invariance import TEXT_DIM, curve, make_config, train, worst
+from tests.actors.test_invariance import TEXT_DIM, curve, make_config, resumed, train, worst
 from tests.actors.tiny_data import write_cache
 from zellige_ray.actors.driver import Driver, Start
 from zellige_ray.actors.memory import remember
@@ -135,9 +135,6 @@ def test_four_three_two_four_three_workers_give_the_curve_of_an_undisturbed_run(
 def test_resumed_with_another_number_of_workers_the_curve_goes_on(
     cache: LatentCache, tmp_path: Path, workers: int
 ) -> None:
-    from zellige_ray.data.sampler import SamplerState
-    from zellige_ray.training.checkpoint_files import newest, read_position
-
     (tmp_path / "alone").mkdir()
     settings: dict[str, Any] = {"placement": {"hardware": "cpu"}}
     config = make_config(cache, 1, steps=12, **settings)
@@ -146,14 +143,7 @@ def test_resumed_with_another_number_of_workers_the_curve_goes_on(
     run = tmp_path / "run"
     run.mkdir()
     first, _ = train(run, cache, config, LocalPool(config, str(cache.folder)))
-    checkpoint = newest(run)
-    assert checkpoint is not None
-    position = read_position(checkpoint)
-    start = Start(position.step, SamplerState.from_json(position.sampler), str(checkpoint))
     config = make_config(cache, workers, steps=12, **settings)
-    index, held_out = cache.index().split(config.data.held_out, config.seed)
-    events: list[Event] = []
-    pool = LocalPool(config, str(cache.folder))
-    summary = Driver(config, run, pool, index, held_out, TEXT_DIM, start, events.append).run()
+    events, summary = train(run, cache, config, LocalPool(config, str(cache.folder)), resumed(run))
     assert worst([*curve(first), *curve(events)], curve(whole)) <= 1e-10
     assert (summary["steps"], summary["samples_lost"], summary["samples_doubled"]) == (12, 0, 0)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.actors.local_pool import LocalPool
-from tests.actors.test_invariance import curve, make_config, train, worst
+from tests.actors.test_invariance import curve, make_config, resumed, train, worst
 from tests.actors.tiny_data import write_cache
 from zellige_ray.actors.messages import Decision, Invitation
 from zellige_ray.actors.worker import Worker
@@ -22,7 +23,7 @@ from zellige_ray.models.architecture import resolve_run
 from zellige_ray.models.folders import WEIGHTS
 from zellige_ray.monitor.events import Event, HeldOutEvent
 from zellige_ray.training import checkpoint_files
-from zellige_ray.training.export import export_model
+from zellige_ray.training.export import LORA_WEIGHTS, export_lora, export_model
 
 pytestmark = pytest.mark.dist
 WAN = {"name": "wan", "layers": 2, "heads": 3, "head_dim": 16}
@@ -108,6 +109,25 @@ def test_what_trains_of_a_frozen_model_is_the_same_on_more_ranks_with_a_death_an
         if not torch.equal(tensor, start[name]):
             moved.add(name)
     assert moved and not [name for name in moved if ADAPTED[kind]["frozen"] in name]
+
+
+def test_adapters_of_a_sharded_run_go_on_in_another_layout_and_are_exported_as_one_process_trains_them(
+    cache: LatentCache, base: tuple[Path, float, float], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"model": ADAPTED["lora"]["model"], "placement": {"hardware": "cpu"}}
+    whole, alone = run(cache, tmp_path / "whole", fine_tuned(cache, base[0], steps=6, **settings))
+    part = tmp_path / "part"
+    first, _ = run(cache, part, fine_tuned(cache, base[0], 3, steps=3, state={"layout": "fsdp"}, **settings))
+    config = fine_tuned(cache, base[0], 4, steps=6, state={"layout": "hsdp"}, **settings)
+    pool = LocalPool(config, str(cache.folder), node_of=lambda n: f"node-{n // 2}")
+    events, _ = train(part, cache, config, pool, resumed(part))
+    assert worst([*curve(first), *curve(events)], curve(whole)) <= 1e-10
+    export_lora(str(part), str(tmp_path / "adapters"), weights="raw")
+    written = load_file(tmp_path / "adapters" / LORA_WEIGHTS)
+    module = alone.workers["worker-0"]._module
+    adapters = {n.replace(".default.", "."): p for n, p in module.named_parameters() if p.requires_grad}
+    assert written.keys() == {f"transformer.{n}" for n in adapters}
+    assert all(torch.allclose(written[f"transformer.{n}"], p, rtol=0, atol=1e-9) for n, p in adapters.items())
 
 
 def test_adapters_go_on_from_a_checkpoint_beside_their_own_base_and_no_other(

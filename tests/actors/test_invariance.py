@@ -13,7 +13,9 @@ from tests.actors.tiny_data import TEXT_DIM, write_cache
 from zellige_ray.actors.driver import Driver, Start
 from zellige_ray.config import RunConfig, parse_config
 from zellige_ray.data.cache import LatentCache
+from zellige_ray.data.sampler import SamplerState
 from zellige_ray.monitor.events import Event, MembershipEvent, StepEvent
+from zellige_ray.training.checkpoint_files import newest, read_position
 
 pytestmark = pytest.mark.dist
 
@@ -43,11 +45,21 @@ def make_config(cache: LatentCache, workers: int, **settings: Any) -> RunConfig:
     )
 
 
-def train(folder: Path, cache: LatentCache, config: RunConfig, pool: LocalPool) -> tuple[list[Event], dict[str, Any]]:
+def train(
+    folder: Path, cache: LatentCache, config: RunConfig, pool: LocalPool, start: Start | None = None
+) -> tuple[list[Event], dict[str, Any]]:
     events: list[Event] = []
     index, held_out = cache.index().split(config.data.held_out, config.seed)
-    driver = Driver(config, folder, pool, index, held_out, TEXT_DIM, Start(), events.append)
+    driver = Driver(config, folder, pool, index, held_out, TEXT_DIM, start or Start(), events.append)
     return events, driver.run()
+
+
+def resumed(folder: Path) -> Start:
+    """From the newest checkpoint of a run."""
+    checkpoint = newest(folder)
+    assert checkpoint is not None
+    position = read_position(checkpoint)
+    return Start(position.step, SamplerState.from_json(position.sampler), str(checkpoint))
 
 
 def curve(events: list[Event]) -> list[float]:
