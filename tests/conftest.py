@@ -31,6 +31,8 @@ def ray_instance() -> Iterator[Any]:
     os.environ.pop("RAY_ADDRESS", None)
     import ray
 
+    from zellige_ray.actors.session import SYSTEM_CONFIG
+
     folder = tempfile.mkdtemp(prefix="zr")  # short: unix sockets lie in it
     ray.init(
         address="local",
@@ -39,6 +41,7 @@ def ray_instance() -> Iterator[Any]:
         log_to_driver=False,
         _temp_dir=folder,
         _node_ip_address="127.0.0.1",
+        _system_config=SYSTEM_CONFIG,
     )
     yield ray
     ray.shutdown()

@@ -33,7 +33,7 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
         "data": {"source": str(folder / "latents"), "held_out": 3},
         "batch": {"samples": 6},
         "model": {"name": "dit", "layers": 2, "heads": 2, "head_dim": 12},
-        "workers": {"count": WORKERS, "ping_timeout_s": 2.0},
+        "workers": {"count": WORKERS, "ping_timeout_s": 3.0},
         "checkpoint": {"every": 40},
         "preview": {"every": None},
         **changes,

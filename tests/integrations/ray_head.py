@@ -81,6 +81,7 @@ def ray_head(auth: str, num_cpus: int = 2) -> Iterator[Head]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "ZELLIGE_"))}
     environment = kept | {
         "RAY_AUTH_MODE": auth,
+        "RAY_worker_niceness": "0",
         "RAY_ADDRESS": f"http://127.0.0.1:{dashboard}",
         "HOME": str(folder / "home"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

@@ -22,6 +22,7 @@ import yaml
 
 from zellige_ray.actors.journal import RESTARTED
 from zellige_ray.actors.prepared import DRIVER
+from zellige_ray.actors.session import SYSTEM_CONFIG
 from zellige_ray.errors import PoolError
 from zellige_ray.monitor import run_folder
 from zellige_ray.monitor.events import Event, MembershipEvent, NoteEvent, StepEvent
@@ -69,7 +70,8 @@ class Field:
             connect=False,
             head_node_args={
                 "num_cpus": 0, "include_dashboard": False, "temp_dir": str(self._temp), "gcs_server_port": 0,
-                "dashboard_port": 0, "object_store_memory": NODE_MEMORY_BYTES, "_system_config": HEALTH, **self._where,
+                "dashboard_port": 0, "object_store_memory": NODE_MEMORY_BYTES,
+                "_system_config": HEALTH | SYSTEM_CONFIG, **self._where,
             },
         )  # fmt: skip
         self.address: str = self._cluster.address

@@ -18,6 +18,8 @@ MAX_CPU_WORKERS = 8
 CONNECT_WITHIN_S = 10.0  # a head may be starting
 CROWDED = 4  # workers per core; more of them than this mostly wait for each other
 WORKER_BYTES = 400 << 20  # of a worker's process before it holds a model
+# Ray runs workers 15 nicer than their parent: beside any other busy process they would hardly run, or answer a ping
+SYSTEM_CONFIG = {"worker_niceness": 0}
 
 
 @contextmanager
@@ -50,6 +52,7 @@ def ray_session(config: RunConfig, warn: Callable[[str], None] = lambda text: No
         ray.init(
             address="local", num_cpus=max(_cpu_workers(config), os.cpu_count() or 1), include_dashboard=False,
             namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, _node_ip_address="127.0.0.1",
+            _system_config=SYSTEM_CONFIG,
         )  # fmt: skip
     try:
         resolved, use_gpu = resolve_workers(config, ray.cluster_resources(), grows=bool(joined))
