@@ -20,7 +20,7 @@ from zellige_ray.monitor.events import MembershipEvent, NoteEvent
 
 pytestmark = [pytest.mark.ray, pytest.mark.dist]
 WORKERS = 3
-GRACE_S = 60.0  # for a run to have all of its workers again
+GRACE_S = 120.0  # for a run to have all of its workers again
 # per epoch, beyond the first ones; torch's caches and Ray's own threads settle by then
 MAX_FDS, MAX_THREADS, MAX_BYTES = 1.0, 0.5, 3 << 20
 
