@@ -134,3 +134,13 @@ def test_an_answer_to_a_call_is_a_sign_of_life() -> None:
     assert world.hearts.silent("a") is None
     world.run(1.0)
     assert world.hearts.silent("a") is not None
+
+
+def test_a_moment_in_which_one_worker_does_not_answer_is_no_sign_of_a_starved_machine() -> None:
+    world = World()
+    world.run(3)
+    world.delay["a"] = 1.5
+    world.run(2)
+    world.delay["a"] = 0.01
+    world.run(3)
+    assert world.hearts.limit_s < 2.5

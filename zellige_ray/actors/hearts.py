@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_PAUSE_S = 0.1
-PATIENCE, MOST, MEMORY_S = 3.0, 5.0, 20.0
+PATIENCE, MOST, MEMORY_S, FEW = 3.0, 5.0, 20.0, 3
 
 
 @dataclass(slots=True)
@@ -31,7 +31,8 @@ class Hearts:
     blamed for it.
 
     A starved machine is not a dead one: PATIENCE times the slowest answer of the last MEMORY_S, from any worker that
-    has settled, is added to the time-out, which grows to MOST times itself. With quick answers it is as set.
+    has settled, is added to the time-out, which grows to MOST times itself. With quick answers it is as set, and FEW
+    slow ones are no sign of starvation: a worker that imports or compiles something does not answer for a moment.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class Hearts:
     @property
     def limit_s(self) -> float:
         """Silence for longer is death."""
-        slowest = max((latency for _, latency in list(self._latencies)), default=0.0)
+        ordered = sorted(latency for _, latency in list(self._latencies))
+        slowest = ordered[-1 - FEW] if len(ordered) > FEW else 0.0
         return self._timeout_s + min(PATIENCE * slowest, (MOST - 1) * self._timeout_s)
 
     def start(self) -> None:

@@ -83,10 +83,12 @@ def measure(folder: Path, num_events: int) -> dict[str, Any]:
 
     field = Field()
     try:
-        for _ in range(WORKERS):
-            field.add_node()
         run = Run(field, folder / "broken", settings(folder))
         try:
+            # its driver belongs to the head, the only node so far: the others go away
+            run.wait(lambda: (run.folder / "ledger.jsonl").exists(), "the run's start")
+            for _ in range(WORKERS):
+                field.add_node()
             run.wait_for_size(WORKERS)
             blows: list[Callable[[int], Any]] = [
                 lambda i: run.signal_worker("worker_kill", signal.SIGKILL, i + 1),
