@@ -161,10 +161,12 @@ def _baseline(args: argparse.Namespace) -> dict[str, Any]:
     limit_s = BASELINE_TIMEOUT_S * args.events
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return figures
-    except (subprocess.TimeoutExpired, ValueError, IndexError) as fault:
-        return {"error": f"{type(fault).__name__}: {fault}"}
+    except subprocess.TimeoutExpired as fault:
+        return {"error": str(fault)}
+    if done.returncode != 0:
+        return {"error": f"exit code {done.returncode}: {done.stderr[-1000:]}"}
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def _print(figures: dict[str, Any]) -> None:
