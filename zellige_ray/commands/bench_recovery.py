@@ -25,6 +25,7 @@ WORKERS = 3
 PING_TIMEOUT_S = 2.0
 BASELINE = Path(__file__).resolve().parents[2] / "benchmarks" / "recovery_ray_train.py"
 BASELINE_TIMEOUT_S = 900.0
+SETTLED = 10  # steps before the first blow, so that it does not fall into the start of processes
 # seconds: what the project promises, on a machine that has nothing else to do
 LIMITS = {
     "worker_kill": 0.5,
@@ -90,6 +91,7 @@ def measure(folder: Path, num_events: int) -> dict[str, Any]:
             for _ in range(WORKERS):
                 field.add_node()
             run.wait_for_size(WORKERS)
+            run.more_steps(SETTLED)
             blows: list[Callable[[int], Any]] = [
                 lambda i: run.signal_worker("worker_kill", signal.SIGKILL, i + 1),
                 lambda i: run.signal_worker("freeze", signal.SIGSTOP, i + 1),
