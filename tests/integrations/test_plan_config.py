@@ -105,6 +105,18 @@ def test_memory_falls_with_the_degree_and_the_gpus_needed_are_the_least_that_fit
     assert any("no number of such GPUs is enough" in line for line in plan_config.lines(none))
 
 
+def test_the_state_is_counted_as_the_layout_of_the_run_holds_it(tmp_path: Path) -> None:
+    cache = write_cache(tmp_path / "cache")
+    found = {n: answers(cache.folder, hardware="a800-16", state={"layout": n}) for n in ("replicated", "hsdp", "fsdp")}
+    whole, inside, over_all = (found[n].state_bytes for n in ("replicated", "hsdp", "fsdp"))
+    assert over_all < inside < whole / 4  # 2 nodes of 8
+    assert [d.bytes for d in found["fsdp"].degrees] < [d.bytes for d in found["replicated"].degrees]
+    assert any(
+        "GiB are parameters, gradients and optimizer, a part on each rank of a node" in line
+        for line in plan_config.lines(found["hsdp"])
+    )
+
+
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     cache = write_cache(tmp_path / "cache")
     with pytest.raises(ConfigError, match="which hardware"):

@@ -25,6 +25,11 @@ from zellige_ray.words import counted
 GIB = 1 << 30
 MAX_RANKS = 4096
 SHOWN = 10
+LAYOUTS = {
+    "replicated": "whole on every rank",
+    "fsdp": "a part on each rank",
+    "hsdp": "a part on each rank of a node",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ class Answers:
     longest: str
     longest_tokens: int
     longest_shape: tuple[int, int, int, int]
+    layout: str
     state_bytes: int
     memory_bytes: int
     degrees: tuple[Degree, ...]
@@ -136,6 +142,7 @@ def answer(config: RunConfig, name: str, hardware: str | None, policy: str | Non
         longest=longest.id,
         longest_tokens=tokens_of(longest),
         longest_shape=longest.latent_shape,
+        layout=profile.state,
         state_bytes=int(cost.memory.state_bytes(cluster.node_of_rank).max()),
         memory_bytes=profile.memory_bytes,
         degrees=_degrees(cost, tokens_of(longest), profile.memory_bytes, max(cluster.world_size, fits or 1)),
@@ -153,7 +160,7 @@ def _missed(train: Index, drawn: Sequence[SampleMeta]) -> tuple[str, ...]:
 
 
 def _hardware(config: RunConfig, name: str | None) -> HardwareProfile:
-    """Runs hold the whole state on every rank, whatever a preset assumes."""
+    """What was named; the state lies on it as the run's layout says, whatever a preset assumes."""
     from dataclasses import replace
 
     from zellige_ray.placement import load_hardware
@@ -164,7 +171,7 @@ def _hardware(config: RunConfig, name: str | None) -> HardwareProfile:
             "which hardware? give --hardware h200-8, or a YAML file such as the hardware.yaml that a run leaves; "
             "placement.hardware is not set, and nothing is measured here"
         )
-    return replace(load_hardware(chosen), state="replicated")
+    return replace(load_hardware(chosen), state=config.state.layout)
 
 
 def _bytes(cost: CostModel, tokens: int, degree: int) -> float:
@@ -172,12 +179,11 @@ def _bytes(cost: CostModel, tokens: int, degree: int) -> float:
     share = -(-tokens // degree)
     rows = 8.0 * share * cost.model.heads if degree > 1 else 0.0
     row_bytes = cost.model.hidden / cost.model.heads * cost.model.dtype_bytes
-    return float(cost.memory.state_bytes((0,) * degree)[0]) + share * cost.memory.token_bytes() + rows * row_bytes
+    nodes = [rank // cost.hardware.ranks_per_node for rank in range(degree)]
+    return float(cost.memory.state_bytes(nodes)[0]) + share * cost.memory.token_bytes() + rows * row_bytes
 
 
 def _ranks_needed(cost: CostModel, tokens: int, memory_bytes: int) -> int | None:
-    if _bytes(cost, 1, 1) > memory_bytes:
-        return None
     low, high = 1, MAX_RANKS
     if _bytes(cost, tokens, high) > memory_bytes:
         return None
@@ -232,10 +238,10 @@ def lines(a: Answers) -> list[str]:
         "",
         f"memory per rank of {a.hardware} ({a.memory_bytes / GIB:.1f} GiB), the longest sequence shared by",
         *(f"  {d.degree:>5} ranks  {d.bytes / GIB:9.2f} GiB  {'fits' if d.fits else 'too much'}" for d in a.degrees),
-        f"of which {a.state_bytes / GIB:.2f} GiB are parameters, gradients and optimizer, whole on every rank",
+        f"of which {a.state_bytes / GIB:.2f} GiB are parameters, gradients and optimizer, {LAYOUTS[a.layout]}",
         f"GPUs needed: {a.ranks_needed}"
         if a.ranks_needed is not None
-        else f"no number of such GPUs is enough: the state alone needs {a.state_bytes / GIB:.2f} GiB",
+        else f"no number of such GPUs is enough: the state alone needs {a.state_bytes / GIB:.2f} GiB of each",
         "",
     ]
     if a.fault is not None:
