@@ -1,7 +1,7 @@
 """Profile: one rank's seconds for the parts of a step, measured on its device with the model's own blocks.
 
-Compute parts are repeated in turn until their share of the budget is over; what ranks do together is repeated a fixed
-number of times.
+Compute parts and trials of shared samples are repeated in turn until their share of the budget is over; what else
+ranks do together is repeated a fixed number of times.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -100,9 +101,12 @@ def measure(
         sharded=runner.state.sharded,
         **beside,
     )
-    if comm is None or not trials:
+    if comm is None:
         return curves
-    return fit_trials(curves, trials, spec.preset(config.model, config.engine.dtype_bytes), comm.rank, scope.nodes)
+    model = spec.preset(config.model, config.engine.dtype_bytes)
+    fitted = fit_trials(curves, trials, model, comm.rank, scope.nodes)
+    shared_s, wander = pace.slowest(fitted.shared_s), pace.slowest(fitted.wander)
+    return fitted if trials else replace(fitted, shared_s=shared_s, wander=wander)  # a rank without a partner
 
 
 def probe(runner: Runner, spec: ModelSpec, comm: Comm | None) -> Probe:

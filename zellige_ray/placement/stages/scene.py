@@ -19,11 +19,11 @@ class Scene:
     """Sequences longest first, ranks by node. Units: seconds per layer at speed 1.
 
     row_s: one row of a head quantum on a link, in the node and across nodes. meeting_s: what ranks that share wait for
-    each other in one direction, whatever they send. quanta: head quanta of the model (its key
-    heads). target_s: work over speeds, the ideal time of a rank. cap: tokens that fit on each rank. tight, full: is
-    memory so short that placing must look at it, that tokens must be level. short_token_s: work of a token of the
-    shortest sequence. small: are there so few sequences that more layouts are weighed. passes: each pass's share of
-    compute and of exchange; own attention hides a wait fully from hidden_at times the wait.
+    each other in one direction, whatever they send. quanta: head quanta of the model (its key heads). target_s: work
+    over speeds, the ideal time of a rank. cap: tokens that fit on each rank. tight, full: is memory so short that
+    placing must look at it, that tokens must be level. short_token_s: work of a token of the shortest sequence. small:
+    are there so few sequences that more layouts are weighed. passes: each pass's share of compute and of exchange; own
+    attention hides a wait fully from hidden_at times the wait.
     """
 
     tokens: list[int]
@@ -62,6 +62,7 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
     """The scene of a batch."""
     hw, group = cost.hardware, cost.model.head_group
     linear, attention = batch.linear_S.tolist(), batch.attention_S.tolist()
+    target_s = (sum(linear) + sum(attention)) / sum(cluster.speed)
     nodes = cluster.ranks_by_node()
     node_of = [0] * cluster.world_size
     for k, ranks in enumerate(nodes):
@@ -83,11 +84,11 @@ def make_scene(batch: Batch, cluster: Cluster, cost: CostModel) -> Scene:
         node_of=tuple(node_of),
         row_s=(quantum / hw.intra_node_bytes_per_s, quantum / hw.inter_node_bytes_per_s),
         latency_s=cost.latency_s,
-        meeting_s=cost.meeting_s((sum(linear) + sum(attention)) / sum(cluster.speed)),
+        meeting_s=cost.meeting_s(target_s),
         quanta=cost.model.heads // group,
         group=group,
         kv_share=1.0 / group,
-        target_s=(sum(linear) + sum(attention)) / sum(cluster.speed),
+        target_s=target_s,
         cap=cap,
         tight=tokens > TIGHT * size * min(cap),
         full=tokens > FULL * sum(cap),
