@@ -30,9 +30,9 @@ def check_urls(config: RunConfig) -> None:
 def look_up(config: RunConfig) -> tuple[ModelSpec, tuple[Path, Path] | None]:
     """The model's spec; run folder and checkpoint of `resume`, None without it or where it is still behind a URL.
 
-    Raises ModelError, PlanError, ConfigError or CheckpointError for a name that means nothing here.
+    Behind `check_urls`: a model's URL is fetched. Raises ModelError, PlanError, ConfigError or CheckpointError for a
+    name that means nothing here.
     """
-    check_urls(config)
     spec = get_spec(resolve(config.model).name)
     get_policy(config.placement.policy)
     check_sinks(config.sinks)

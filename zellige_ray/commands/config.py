@@ -47,9 +47,10 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--markdown describes all keys and takes no {args.words[0]!r}: leave one of them out")
         sys.stdout.write(markdown())
         return 0
-    from zellige_ray.actors.names import look_up
+    from zellige_ray.actors.names import check_urls, look_up
 
     config = load_config(*choose(args.words))
+    check_urls(config)
     look_up(config)
     sys.stdout.write(json.dumps(config.model_dump(mode="json")) + "\n" if args.json else dump_config(config))
     return 0
