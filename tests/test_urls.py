@@ -52,7 +52,7 @@ def test_a_folder_comes_back_as_it_was_put(store: str, tmp_path: Path) -> None:
     urls.put(tmp_path / "in", store, last="a")
     urls.write(urls.join(store, "sub", "c"), b"")
     assert urls.listing(store) == {"a": 3, "sub/b": 5, "sub/c": 0}
-    urls.fetch(store, tmp_path / "out", below="sub/")
+    urls.fetch(store, tmp_path / "out", [name for name in urls.listing(store) if name.startswith("sub/")])
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()} == {"b": b"three", "c": b""}
     urls.remove(urls.join(store, "sub"), first="b")
     assert urls.listing(store) == {"a": 3}
@@ -92,4 +92,4 @@ def test_whatever_a_driver_raises_is_an_os_error(monkeypatch: pytest.MonkeyPatch
 def test_a_store_can_not_write_outside_of_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(MemoryFileSystem, "find", lambda self, root, **more: {f"{root}/../evil": {"size": 1}})
     with pytest.raises(OSError, match="lies outside"):
-        urls.fetch("memory://x", tmp_path / "in")
+        urls.fetch("memory://x", tmp_path / "in", urls.listing("memory://x"))

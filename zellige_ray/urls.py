@@ -5,6 +5,7 @@ What a URL says beside its protocol may hold a password: it is in no message.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -50,14 +51,13 @@ def listing(url: str) -> dict[str, int]:
     return {short: int(found[name]["size"] or 0) for name, short in names.items()}
 
 
-def fetch(url: str, folder: Path, below: str = "") -> None:
-    """Copies the files of a folder, or those whose paths in it begin with `below`. Raises OSError."""
+def fetch(url: str, folder: Path, names: Iterable[str]) -> None:
+    """Copies files of a folder, by their paths in it as `listing` gives them. Raises OSError."""
     fs, root = _open(url)
-    for name in listing(url):
-        if name.startswith(below):
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _asked(url, lambda name=name, target=target: fs.get_file(join(root, name), str(target)))
+    for name in names:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _asked(url, lambda name=name, target=target: fs.get_file(join(root, name), str(target)))
 
 
 def put(folder: Path, url: str, last: str) -> None:

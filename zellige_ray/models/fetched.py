@@ -28,7 +28,7 @@ def fetched(url: str) -> Path:
         if not target.is_dir():
             draft = target.with_name(f".{name}.{secrets.token_hex(4)}.part")
             try:
-                urls.fetch(url, draft)
+                urls.fetch(url, draft, there)
                 if not target.is_dir():
                     draft.rename(target)
             finally:

@@ -51,9 +51,7 @@ def fetch_run(url: str, parent: Path) -> Path:
                 f"{target.name}/{FOLDER}; check resume"
             )
         chosen = step or complete[-1]
-        for name in there:
-            if "/" not in name or name.startswith(f"{FOLDER}/{chosen}/"):
-                urls.fetch(home, draft, below=name)
+        urls.fetch(home, draft, [n for n in there if "/" not in n or n.startswith(f"{FOLDER}/{chosen}/")])
         why = damage(draft / FOLDER / chosen)
         if why:
             raise CheckpointError(f"{chosen} of {target.name}, as the store gave it, is damaged: {why}")
