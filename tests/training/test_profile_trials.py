@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.placement.simulated import simulated_curves
@@ -27,12 +28,15 @@ def trial(round_: Round, curves: StepCurves, waited_s: float = 0.0) -> Trial:
     return Trial(round_, f.linear_s, f.attention_s, f.exchange_s + waited_s)
 
 
-def test_planted_wander_and_the_price_of_sharing_are_found_again() -> None:
-    machine = replace(CURVES, shared_s=3e-4, wander=0.02)
+def test_planted_wander_kernels_and_the_price_of_sharing_are_found_again() -> None:
+    machine = replace(CURVES, shared_s=3e-4, wander=0.02, units=CURVES.units.scaled(1.07))
     found = fit_trials(CURVES, [trial(r, machine) for r in ROUNDS], MODEL, 0, (0, 0))
     assert found.shared_s == pytest.approx(3e-4)
     assert found.wander == pytest.approx(0.02)
-    assert replace(found, shared_s=0.0, wander=0.0) == CURVES
+    for way in ("forward", "backward"):
+        at = [np.array([300.0]), np.array([500.0])]
+        assert getattr(found.units, way)(*at) == pytest.approx(1.07 * getattr(CURVES.units, way)(*at))
+    assert replace(found, shared_s=0.0, wander=0.0, units=CURVES.units) == CURVES
 
 
 def test_trials_quicker_than_their_parts_change_nothing() -> None:

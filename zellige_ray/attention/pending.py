@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from zellige_ray.attention.polite import polite_threads
 from zellige_ray.errors import CommError, Regroup
 
 POLL_S = 0.01
@@ -89,7 +90,8 @@ class Waiter:
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[tuple[Pending[Any], list[Work], Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        with polite_threads():
+            self._thread.start()
 
     def watch(self, pending: Pending[Any], works: list[Work], keep: Any) -> None:
         """Finish `pending` when all works have; `keep` (the buffers) lives until then, whoever stops waiting."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zellige_ray.attention.pending import Work
+from zellige_ray.attention.polite import polite_threads
 from zellige_ray.errors import CommError
 
 Rows = Sequence[tuple[int, int]]  # (peer, rows), ascending peers
@@ -54,16 +55,7 @@ class _TorchGroup:
 
     def exchange(self, send: Tensor, sends: Rows, recv: Tensor, recvs: Rows, key: int) -> list[Work]:
         self._check(send)
-        works: list[Work] = []
-        at = 0
-        for peer, rows in recvs:
-            works.append(self._pg.recv([recv[at : at + rows]], peer, key))
-            at += rows
-        at = 0
-        for peer, rows in sends:
-            works.append(self._pg.send([send[at : at + rows]], peer, key))
-            at += rows
-        return works
+        return self.transfer(_parts(send, sends), _parts(recv, recvs), key)
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> list[Work]:
         self._check(send)
@@ -101,11 +93,6 @@ class _TorchGroup:
 class _NcclGroup(_TorchGroup):
     """NCCL: one grouped launch per exchange; `abort` frees blocked kernels (needs NCCL >= 2.26)."""
 
-    def exchange(self, send: Tensor, sends: Rows, recv: Tensor, recvs: Rows, key: int) -> list[Work]:
-        self._pg._start_coalescing(self.device)
-        super().exchange(send, sends, recv, recvs, key)
-        return [self._pg._end_coalescing(self.device)]
-
     def transfer(self, sends: Parts, recvs: Parts, key: int) -> list[Work]:
         self._pg._start_coalescing(self.device)
         super().transfer(sends, recvs, key)
@@ -115,11 +102,18 @@ class _NcclGroup(_TorchGroup):
         self._pg.abort()
 
 
+def _parts(tensor: Tensor, rows: Rows) -> Parts:
+    """The tensor's rows of each peer, which lie one after the other."""
+    parts = torch.split(tensor, [n for _, n in rows])
+    return [(peer, part) for (peer, _), part in zip(rows, parts, strict=True)]
+
+
 def _gloo(store: Any, rank: int, size: int, timeout_s: float) -> Group:
     from torch.distributed import ProcessGroupGloo
 
     try:
-        pg = ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
+        with polite_threads():
+            pg = ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
     except RuntimeError as fault:
         raise CommError(f"gloo could not connect rank {rank} of {size} within {timeout_s:g} s: {fault}") from fault
     return _TorchGroup(pg, torch.device("cpu"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from zellige_ray.models.specs import ModelSpec
 from zellige_ray.placement.curves import Curve, fit_curve, fit_surface
 from zellige_ray.placement.step_curves import KernelWork, StepCurves
 from zellige_ray.training.profile_blocks import TEXT, BlockProbe, BlockTimes, Shape
-from zellige_ray.training.profile_fits import COPIED, TEXTS, VARIED, copy_work, nothing, token_work, without
+from zellige_ray.training.profile_fits import COPIED, TEXTS, VARIED, copy_work, in_place, nothing, token_work, without
 from zellige_ray.training.profile_kernels import KernelProbe, time_copies
 from zellige_ray.training.profile_pace import MIN_REPEATS, Pace, Progress, usual
 from zellige_ray.training.profile_scope import REFERENCE_TEXT, REFERENCE_TOKENS, Probe, Scope
@@ -40,7 +40,7 @@ from zellige_ray.training.state import TrainState
 PROBES = 4
 BLOCK_SHARE, KERNEL_SHARE, TRIAL_SHARE = 0.5, 0.3, 0.2  # of the budget
 TOKENS = (0, 16, 64, 256, 512, 1024, 2048, 4096, 8192)  # of one piece
-SHARED = (Shape(1, 128), Shape(1, 512))  # samples that two ranks share
+SHARED = (Shape(1, 128), Shape(1, 1024))  # samples that two ranks share
 FIRST = Shape(1, REFERENCE_TOKENS, REFERENCE_TEXT)  # tells how long the others take
 SPARE = 4  # budget for that many times the smallest set of shapes, before layers are left out
 PIECES = ((4, 64), (16, 32))  # pieces, tokens of each
@@ -78,6 +78,8 @@ def measure(
     forward = token_work("block forward", blocks, "forward_s")
     backward = token_work("block backward", blocks, "backward_s")
     full = config.model.checkpointing != "none"
+    passes = 3 if config.model.checkpointing == "full" else 2
+    whole, attend_s = in_place(blocks, kernels[True], config.model.heads, passes, spec.joint is not None)
     progress(1.0)
     curves = StepCurves(
         load=token_work("loading", blocks, "load_s", _reading(runner)),
@@ -86,9 +88,9 @@ def measure(
         block_forward=forward,
         block_recompute=forward if full else nothing(),
         block_backward=without(backward, forward) if full else backward,
-        whole=kernels[True],
+        whole=whole,
         units=kernels[False],
-        attend_s=_beside_kernels(blocks, kernels[True], config, spec),
+        attend_s=attend_s,
         shared_s=0.0,
         wander=0.0,
         copies=copy_work(copied, usual([t.exchange_s for t in blocks[FIRST]])),
@@ -176,19 +178,6 @@ def _trials(probe: BlockProbe, scope: Scope, comm: Comm | None, pace: Pace, prog
     if comm.rank not in partners:
         return []
     return [probe.trial(shape, pairs, times[1:]) for shape, times in zip(shapes, runs, strict=True)]
-
-
-def _beside_kernels(
-    blocks: Mapping[Shape, Sequence[BlockTimes]], whole: KernelWork, config: RunConfig, spec: ModelSpec
-) -> float:
-    """What attention of one layer takes in each pass beside its kernels, by the smallest sample."""
-    tokens = TOKENS[1]
-    took = usual([t.attention_s for t in blocks[Shape(1, tokens)]])
-    length = tokens + (TEXT if spec.joint else 0)
-    heads, passes = config.model.heads, [0, 0, 1] if config.model.checkpointing == "full" else [0, 1]
-    segments = [(heads, length, length)] + ([] if spec.joint else [(heads, tokens, TEXT)])
-    ways = whole.seconds(segments, len(segments))
-    return max(0.0, took - sum(ways[p] for p in passes)) / len(passes)
 
 
 def _kernels(probe: KernelProbe, scope: Scope, pace: Pace, progress: Progress) -> dict[bool, KernelWork]:

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from zellige_ray.placement.curves import Curve, fit_curve, rise
-from zellige_ray.placement.step_curves import CopyWork, TokenWork
+from zellige_ray.placement.step_curves import CopyWork, KernelWork, TokenWork
 from zellige_ray.training.profile_blocks import TEXT, BlockTimes, Shape
 from zellige_ray.training.profile_pace import usual
 
 VARIED, TEXTS = 128, (64, 256)  # captions of a piece of so many tokens
-COPIED = (16, 128, 1024)  # tokens of a cut sequence
+COPIED = (16, 128, 1024, 4096)  # tokens of a cut sequence
 
 
 def token_work(name: str, blocks: Mapping[Shape, list[BlockTimes]], field: str, reading_s: float = 0.0) -> TokenWork:
@@ -54,3 +54,26 @@ def copy_work(runs: Sequence[Mapping[int, tuple[float, int, int]]], call_s: floa
     rectangle_s = least / rectangles
     added = {0.0: 0.0, **{num_bytes[n]: max(0.0, middle[n] - rectangle_s * runs[0][n][2]) for n in COPIED[1:]}}
     return CopyWork(rise("packing", added), rectangle_s, call_s)
+
+
+def in_place(
+    blocks: Mapping[Shape, Sequence[BlockTimes]], whole: KernelWork, heads: int, passes: int, joint: bool
+) -> tuple[KernelWork, float]:
+    """The kernels as they are inside of a layer, where caches are cold, by the longer half of single pieces; and what
+    attention of a layer takes beside them in each pass, by the shortest one. Units: seconds.
+
+    whole: the kernels alone. passes: of a layer in a step, all but the last one forward. joint: captions are part of
+    sequences.
+    """
+    shapes = sorted((s for s in blocks if s.pieces == 1 and s.text == TEXT), key=lambda s: s.tokens)
+    took = [usual([t.attention_s for t in blocks[s]]) for s in shapes]
+    alone = []
+    for s in shapes:
+        length = s.tokens + (s.text if joint else 0)
+        segments = [(heads, length, length)] + ([] if joint else [(heads, s.tokens, s.text)])
+        forward_s, backward_s = whole.seconds(segments, len(segments))
+        alone.append((passes - 1) * forward_s + backward_s)
+    beside_s = max(0.0, took[0] - alone[0])
+    half = len(shapes) // 2
+    inside_s = sum(took[half:]) - len(took[half:]) * beside_s
+    return (whole.scaled(inside_s / sum(alone[half:])) if inside_s > 0 else whole), beside_s / passes

@@ -15,9 +15,9 @@ from zellige_ray.placement import Cluster, CostModel, HardwareProfile, ModelPres
 from zellige_ray.placement.forecast import RankForecast, forecast
 from zellige_ray.placement.hardware import State
 from zellige_ray.placement.plan import Round
-from zellige_ray.placement.step_curves import StepCurves
+from zellige_ray.placement.step_curves import KernelWork, StepCurves
 
-LITTLE = 1e-3  # a wander that the forecast is asked about: it is linear in it
+LITTLE = 1e-3  # of what the forecast is linear in
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,10 @@ def halved_round(tokens: int, heads: int, pairs: Sequence[tuple[int, int]], text
 def fit_trials(
     curves: StepCurves, trials: Sequence[Trial], model: ModelPreset, rank: int, nodes: Sequence[int]
 ) -> StepCurves:
-    """The curves with `shared_s` and `wander` such that the forecast says on average what the trials took.
+    """The curves with `shared_s`, `units` and `wander` such that the forecast says on average what the trials took.
 
-    curves: of this rank, without the two. nodes: of each rank. Exchanges that took less than their parts count as none.
+    curves: of this rank, units as their kernels take alone, without the other two. nodes: of each rank. What took less
+    than its parts counts as they do.
     """
     if not trials:
         return curves
@@ -66,13 +67,24 @@ def fit_trials(
     bare = [_of_rank(curves, t, model, rank, nodes) for t in trials]
     fixed_s = curves.step_s + curves.round_s
     more = [(t.linear_s + fixed_s - f.linear_s) / passes for t, f in zip(trials, bare, strict=True)]
-    curves = replace(curves, shared_s=max(0.0, sum(more) / len(more)))
+    curves = replace(curves, shared_s=max(0.0, sum(more) / len(more)), units=_units(curves, trials, model, rank, nodes))
 
     still = [_of_rank(curves, t, model, rank, nodes).exchange_s for t in trials]
     moved = [_of_rank(replace(curves, wander=LITTLE), t, model, rank, nodes).exchange_s for t in trials]
     waited = sum(t.exchange_s - s for t, s in zip(trials, still, strict=True))
     per_wander = sum(m - s for m, s in zip(moved, still, strict=True)) / LITTLE
     return replace(curves, wander=max(0.0, waited / per_wander))
+
+
+def _units(
+    curves: StepCurves, trials: Sequence[Trial], model: ModelPreset, rank: int, nodes: Sequence[int]
+) -> KernelWork:
+    """Kernels of units with what they take inside of a layer, where their operands have just come."""
+    none = replace(curves, units=curves.units.scaled(LITTLE))
+    alone_s, others_s = (sum(_of_rank(c, t, model, rank, nodes).attention_s for t in trials) for c in (curves, none))
+    more_s = sum(t.attention_s for t in trials) - alone_s
+    factor = 1 + more_s * (1 - LITTLE) / (alone_s - others_s)
+    return curves.units.scaled(factor) if factor > 0 else curves.units
 
 
 def _of_rank(curves: StepCurves, trial: Trial, model: ModelPreset, rank: int, nodes: Sequence[int]) -> RankForecast:
