@@ -39,6 +39,7 @@ def simulated_curves(width: int = 128, heads: int = 4, **changes: object) -> Ste
         "across": WireWork(line(0.0, 1e-8), line(0.0, 1e-8)),
         "attend_s": 0.0,
         "shared_s": 0.0,
+        "message_s": 0.0,
         "hidden": 1.0,
         "wander": 0.0,
         "reduce_s": 4e-3,

@@ -46,6 +46,7 @@ class Scale:
             copies=curves.copies.scaled(self.exchange),
             node=curves.node.scaled(self.exchange),
             across=curves.across.scaled(self.exchange),
+            message_s=curves.message_s * self.exchange,
             wander=curves.wander * self.exchange,
         )
 

@@ -50,8 +50,8 @@ class Trial:
 class Outcome:
     """Medians over the repeats of a trial. Units: seconds.
 
-    step_s: wall, from the first rank's start to the last one's end. cpu_s: processor time of the busiest rank.
-    noise: mean distance of a repeat from the median, relative. phases: (linear, attention, exchange, idle) by rank.
+    step_s: wall, from the first rank's start to the last one's end. cpu_s: processor time of the busiest rank. noise,
+    cpu_noise: mean distance of a repeat from the median, relative. phases: (linear, attention, exchange, idle) by rank.
     """
 
     step_s: float
@@ -143,9 +143,9 @@ def predicted_peaks(trials: Sequence[Trial], cluster: Cluster, cost: CostModel) 
 
 def _outcome(runs: Sequence[Sequence[Timed]]) -> Outcome:
     walls = [max(t.ended for t in run) - min(t.began for t in run) for run in runs]
-    cpus = [max(t.cpu_s for t in run) for run in runs]
-    wall, cpu = statistics.median(walls), statistics.median(cpus)
-    size = len(runs[0])
+    wall, size = statistics.median(walls), len(runs[0])
+    cpus = max(([run[rank].cpu_s for run in runs] for rank in range(size)), key=statistics.median)
+    cpu = statistics.median(cpus)
     phases = []
     for rank in range(size):
         times = [run[rank].value.value.times for run in runs]

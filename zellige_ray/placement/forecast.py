@@ -198,7 +198,9 @@ class _Run:
         for across, work in ((False, self._c.node), (True, self._c.across)):
             part = np.where(self._across_PP == across, bytes_PP, 0.0)
             wire_P = np.maximum(wire_P, work.seconds(part.sum(axis=1), part.sum(axis=0)))
-        return _Leg(wire_P, pack_P, unpack_P, (bytes_PP + bytes_PP.T) > 0)
+        meets_PP = (bytes_PP + bytes_PP.T) > 0
+        wire_P = wire_P + self._c.message_s * np.maximum(meets_PP.sum(axis=1) - 1, 0)
+        return _Leg(wire_P, pack_P, unpack_P, meets_PP)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -97,9 +97,10 @@ class StepCurves:
     load: making a rank's share of a round. outside_*: embedders, head and loss. block_*: one layer without attention.
     whole: attention of segments of all heads. units: of single heads, as tiles are. attend_s: what attention of a layer
     takes beside its kernels, in each pass. shared_s: what else a layer takes in each pass on a rank that shares a
-    sequence. node, across: exchanges between ranks of a node, and of different nodes. hidden: share of an exchange that
-    local attention hides while both run. wander: what ranks wait at a meeting although they do the same, over the root
-    of the seconds since the last one; what disturbs them comes at random, so they drift apart like a random walk.
+    sequence. node, across: exchanges between ranks of a node, and of different nodes. message_s: each further peer of
+    an exchange. hidden: share of an exchange that local attention hides while both run. wander: what ranks wait at a
+    meeting although they do the same, over the root of the seconds since the last one; what disturbs them comes at
+    random, so they drift apart like a random walk.
     reduce_s: summing all gradients over `reduced_by` ranks, their norm included. update: optimizer and averages, over
     parameters. round_s, step_s: what else each round and each step takes. wire_cpu, reduce_cpu: share of their seconds
     that a processor of the rank is busy. width, heads: the model. text_first: do captions precede visual tokens.
@@ -119,6 +120,7 @@ class StepCurves:
     across: WireWork
     attend_s: float
     shared_s: float
+    message_s: float
     hidden: float
     wander: float
     reduce_s: float

@@ -45,6 +45,7 @@ FIRST = Shape(1, REFERENCE_TOKENS, REFERENCE_TEXT)  # tells how long the others 
 SPARE = 4  # budget for that many times the smallest set of shapes, before layers are left out
 PIECES = ((4, 64), (16, 32))  # pieces, tokens of each
 QUERIES, KEYS = (8, 32, 128, 512, 2048), (8, 64, 512, 2048)
+LITTLE = 1e-6  # gradient that nothing clips
 SCRATCH_VALUES = 8 << 20  # parameters that the optimizer is timed on, at most
 
 
@@ -210,13 +211,18 @@ def _update(runner: Runner, config: RunConfig, now: Callable[[], float]) -> tupl
     """
     trained = [p for p in runner.state.module.parameters() if p.requires_grad]
     points: dict[float, float] = {}
+    other = torch.empty(SCRATCH_VALUES, device=runner.loader.device)
     for limit in (1, SCRATCH_VALUES):
         taken = list(_first(trained, limit))
         scratch = TrainState(nn.ParameterList([nn.Parameter(torch.zeros_like(p)) for p in taken]), config.optimizer, 10)
         seconds = []
         for step in range(1, 6):
-            began = now()
             scratch.layout.zero()
+            for unit in scratch.layout.units:
+                unit.own_grad.fill_(LITTLE)  # of zeros the moments are zero, whose roots take twice as long
+            scratch.layout.reduce(None)  # finds the norm, as it does in a step
+            other.fill_(step)  # a step leaves nothing of the state in the caches
+            began = now()
             scratch.apply(step)
             seconds.append(now() - began)
         points[float(sum(p.numel() for p in taken))] = usual(seconds[1:])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from zellige_ray.attention.comm import Comm
+from zellige_ray.placement import Plan
 from zellige_ray.placement.curves import Curve, fit_curve
 from zellige_ray.placement.step_curves import WireWork
 from zellige_ray.training.profile_pace import usual
@@ -26,7 +27,7 @@ def together(runner: Runner, comm: Comm | None, scope: Scope, now: Callable[[], 
     if comm is None or comm.size == 1:
         wire = WireWork(empty, empty)
         return {
-            "node": wire, "across": wire, "hidden": 1.0, "reduce_s": 0.0, "reduced_by": 1,
+            "node": wire, "across": wire, "message_s": 0.0, "hidden": 1.0, "reduce_s": 0.0, "reduced_by": 1,
             "step_s": 0.0, "wire_cpu": 1.0, "reduce_cpu": 1.0,
         }  # fmt: skip
     probe = WireProbe(comm, runner.loader.device, now)
@@ -46,10 +47,10 @@ def together(runner: Runner, comm: Comm | None, scope: Scope, now: Callable[[], 
             torch.mm(operand, operand)
 
     pairs = pairs_of(scope.nodes, False) or pairs_of(scope.nodes, True)
-    hidden = probe.hidden(pairs, work)
+    hidden, message_s = probe.hidden(pairs, work), probe.message_s(pairs)
     reduce_s, reduce_cpu = _reduction(runner, comm, now)
     return {
-        "node": _wire(near), "across": _wire(far), "hidden": hidden,
+        "node": _wire(near), "across": _wire(far), "message_s": message_s, "hidden": hidden,
         "reduce_s": reduce_s, "reduced_by": comm.size, "step_s": _step_s(comm, runner, now),
         "wire_cpu": near.cpu, "reduce_cpu": reduce_cpu,
     }  # fmt: skip
@@ -75,12 +76,15 @@ def _reduction(runner: Runner, comm: Comm, now: Callable[[], float]) -> tuple[fl
 
 
 def _step_s(comm: Comm, runner: Runner, now: Callable[[], float]) -> float:
-    """Two small all-reduces: do ranks hold one plan, and what is the loss of all."""
-    seconds = []
-    for _ in range(8):
+    """What a step without any sample takes before its reduction, and its small all-reduce behind it."""
+    plan, seconds = Plan(comm.size, (), "profile"), []
+    for _ in range(REDUCTIONS + 1):
         comm.barrier()
         began = now()
-        for _ in range(2):
-            comm.all_reduce(torch.zeros(1, dtype=torch.float64, device=runner.loader.device)).wait()
-        seconds.append(now() - began)
-    return usual(seconds)
+        reduced_s = runner.gradients(plan, (), 0, comm).idle_s
+        before_s = now() - began - reduced_s
+        comm.barrier()
+        began = now()
+        comm.all_reduce(torch.zeros(1, dtype=torch.float64, device=runner.loader.device)).wait()
+        seconds.append(before_s + now() - began)
+    return usual(seconds[1:])

@@ -17,6 +17,7 @@ from zellige_ray.attention.comm import Comm
 
 SIZES = (1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20)
 SLOW_S = 0.05
+MESSAGES = 8
 WIDTH = 64  # float32 values of a row
 REPEATS = {1 << 10: 15, 16 << 10: 11, 128 << 10: 9, 1 << 20: 7, 8 << 20: 3}
 
@@ -60,6 +61,16 @@ class WireProbe:
                 break
         return WireTimes(one, both, min(1.0, cpu[-1]))
 
+    def message_s(self, pairs: Pairs) -> float:
+        """Seconds of each further message of an exchange: small ones to the same partner, as if to several."""
+        rows = SIZES[0] // (4 * WIDTH)
+        one, many = [], []
+        for _ in range(REPEATS[SIZES[0]]):
+            one.append(self._exchange(pairs, rows, rows)[0])
+            many.append(self._exchange(pairs, rows, rows, messages=MESSAGES)[0])
+        more_s = statistics.median(many[1:]) - statistics.median(one[1:])
+        return self._as_paired(pairs, max(0.0, more_s / (MESSAGES - 1)))
+
     def hidden(self, pairs: Pairs, work: Callable[[], None]) -> float:
         """Share of an exchange that hides behind local work while both run. work: takes some milliseconds."""
         rows, shares = SIZES[3] // (4 * WIDTH), []
@@ -83,15 +94,20 @@ class WireProbe:
         return tuple(self._comm.all_reduce(told, op="max").wait().tolist())
 
     def _exchange(
-        self, pairs: Pairs, lower_rows: int, upper_rows: int, work: Callable[[], None] | None = None, meet: bool = True
+        self,
+        pairs: Pairs,
+        lower_rows: int,
+        upper_rows: int,
+        work: Callable[[], None] | None = None,
+        messages: int = 1,
     ) -> tuple[float, float]:
         """(seconds, CPU seconds); lower_rows: sent by the lower rank of each pair, upper_rows by the upper one.
 
-        work: runs while it is in flight. meet: do all ranks begin together.
+        All ranks begin together. work: runs while it is in flight. messages: so many exchanges at once.
         """
-        if meet:
-            self._comm.barrier()
-        self._key += 1
+        self._comm.barrier()
+        keys = range(self._key, self._key + messages)
+        self._key += messages
         rank, partner = self._comm.rank, pairs.get(self._comm.rank)
         if partner is None:
             if work is not None:
@@ -102,10 +118,11 @@ class WireProbe:
         rows = {partner: sent} if sent else {}
         back = {partner: received} if received else {}
         began, cpu = self._now(), time.process_time()
-        pending = self._comm.exchange(send, rows, back, self._key)
+        flights = [self._comm.exchange(send, rows, back, key) for key in keys]
         if work is not None:
             work()
-        pending.wait()
+        for flight in flights:
+            flight.wait()
         return self._now() - began, time.process_time() - cpu
 
 
