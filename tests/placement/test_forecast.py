@@ -67,6 +67,19 @@ def test_ranks_that_share_a_sequence_meet_at_both_exchanges_of_every_layer() -> 
     assert step(cut(n)) == pytest.approx(expected + REDUCE_S + UPDATE_S)
 
 
+def test_what_is_around_a_step_and_each_further_peer_take_what_was_measured() -> None:
+    more = replace(HARDWARE, curves=replace(CURVES, around_s=3e-3))
+    assert step(cut(), more) == pytest.approx(step(cut()) + 3e-3)
+
+    wide, many = replace(HARDWARE, ranks_per_node=3), replace(CURVES, message_s=2e-4)
+    n = 900  # at home on rank 0, heads on ranks 1 and 2: it waits for both twice in a layer
+    tiles = [[0, 1, 0, 2, 0, n], [0, 2, 2, HEADS, 0, n]]
+    round_ = Round(("s",), np.array([n]), np.array([1]), np.array([[0, 0, 0, n]]), np.array(tiles))
+    assert step(cut(), replace(HARDWARE, curves=many)) == step(cut()), "one peer only"
+    more_s = step(round_, replace(wide, curves=many)) - step(round_, wide)
+    assert more_s == pytest.approx(LAYERS * 2 * 2e-4)
+
+
 def test_recomputation_repeats_the_forward_pass_and_its_exchanges() -> None:
     full = replace(HARDWARE, curves=replace(CURVES, block_recompute=CURVES.block_forward))
     extra = step(cut(), full, checkpointing="full") - step(cut())

@@ -5,13 +5,15 @@ For measurements and rehearsals: nobody joins later, and a worker that dies is n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ class ProcessPool:
         self.last: dict[str, Timed] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._connections: dict[str, Connection] = {}
+        self._cores: dict[str, int | None] = {}
         self.link: Link | None = None
 
     def __enter__(self) -> ProcessPool:
@@ -73,7 +76,7 @@ class ProcessPool:
             self.link = Link([self._processes[name].pid for name in names])
         cores = sorted(os.sched_getaffinity(0))
         for i, name in enumerate(names):
-            core = cores[i] if self._pinned and count <= len(cores) else None
+            core = self._cores[name] = cores[i] if self._pinned and count <= len(cores) else None
             self._connections[name].send(Setting(name, self._config, str(self._cache_folder), core, self._first))
         gathered = self.gather(self.submit("setup", {name: (checkpoint,) for name in names}), timeout_s)
         if not gathered.complete:
@@ -105,12 +108,29 @@ class ProcessPool:
         return str(self._scratch / f"epoch-{epoch}")
 
     def submit(self, method: str, args: Mapping[str, Sequence[Any]]) -> set[str]:
-        for name, values in args.items():
-            try:
-                self._connections[name].send((method, tuple(values)))
-            except (KeyError, OSError):  # gathering says that it is lost
-                continue
+        orders = {name: ForkingPickler.dumps((method, tuple(values))) for name, values in args.items()}
+        with self._beside(list(orders)[-1]) if orders else contextlib.nullcontext():
+            for name, order in orders.items():
+                with contextlib.suppress(KeyError, OSError):  # gathering says that it is lost
+                    self._connections[name].send_bytes(order)
         return set(args)
+
+    @contextlib.contextmanager
+    def _beside(self, worker: str) -> Iterator[None]:
+        """On that worker's core: a worker that wakes up pushes others off its core, for as long as it has work.
+
+        So only the last one to get an order may be here, or the others would wait for theirs.
+        """
+        core = self._cores.get(worker)
+        if core is None:
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {core})
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
 
     def gather(self, call: set[str], timeout_s: float, first_fault: bool = True) -> Gathered:
         replies: dict[str, Reply] = {}

@@ -27,6 +27,7 @@ class RankProcesses:
         self, size: int, config: RunConfig, cache_folder: str, pinned: bool = True, first: bool = False
     ) -> None:
         self.steps = 0  # that were committed
+        self.cache_folder = Path(cache_folder)
         self._scratch = tempfile.TemporaryDirectory(prefix="zellige-ranks-")
         scratch = Path(self._scratch.name)
         self._pool = ProcessPool(config, Path(cache_folder), scratch, linked=False, first=first, pinned=pinned)

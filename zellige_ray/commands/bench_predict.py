@@ -103,9 +103,7 @@ def measure(args: argparse.Namespace, say: Any) -> dict[str, Any]:
         samples = write_random_cache(folder, spec, grids(args.scale), TEXT_DIM, args.seed).index().samples
         with RankProcesses(args.ranks, config, str(folder), first=args.first) as ranks:
             shared = args.ranks > len(os.sched_getaffinity(0))
-            if shared:
-                ranks.call("count_processor_time", [()] * args.ranks)
-            local = profile_ranks(ranks, config, TEXT_DIM, args.budget, say)
+            local = profile_ranks(ranks, config, TEXT_DIM, args.budget, say, processor_time=shared)
             hardware = local.profile.hardware
             cluster = replace(hardware, speed=local.speeds).cluster()
             cost = CostModel(hardware, preset, measured_memory=weighed(ranks))

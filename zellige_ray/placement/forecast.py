@@ -91,7 +91,7 @@ class _Run:
         self._speed_P = np.array(cluster.speed)
         node_P = np.array(cluster.node_of_rank)
         self._across_PP = node_P[:, None] != node_P[None, :]
-        self._now_P = np.full(self._size, curves.step_s)
+        self._now_P = np.full(self._size, curves.step_s + curves.around_s)
         self._linear_P = np.full(self._size, curves.step_s)
         self._attention_P, self._exchange_P, self._busy_P = (np.zeros(self._size) for _ in range(3))
         self._met_P = self._now_P
@@ -129,7 +129,7 @@ class _Run:
         all_PP = ~np.eye(self._size, dtype=np.bool_) & met
         end = float(self._meet(self._now_P + update_P, all_PP).max()) + reduce_s
         idle_P = end - self._now_P - update_P
-        busy_P = self._busy_P + self._linear_P + self._attention_P + update_P + reduce_s * c.reduce_cpu
+        busy_P = c.around_s + self._busy_P + self._linear_P + self._attention_P + update_P + reduce_s * c.reduce_cpu
         table = zip(self._linear_P, self._attention_P, self._exchange_P, idle_P, update_P, busy_P, strict=True)
         return Forecast(end, tuple(RankForecast(*map(float, row)) for row in table))
 

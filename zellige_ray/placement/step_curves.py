@@ -102,7 +102,8 @@ class StepCurves:
     meeting although they do the same, over the root of the seconds since the last one; what disturbs them comes at
     random, so they drift apart like a random walk.
     reduce_s: summing all gradients over `reduced_by` ranks, their norm included. update: optimizer and averages, over
-    parameters. round_s, step_s: what else each round and each step takes. wire_cpu, reduce_cpu: share of their seconds
+    parameters. round_s, step_s: what else each round and each step takes. around_s: what steps were seen to take
+    beyond all of this. wire_cpu, reduce_cpu: share of their seconds
     that a processor of the rank is busy. width, heads: the model. text_first: do captions precede visual tokens.
     sharded: do blocks gather their parameters in these seconds.
     """
@@ -131,6 +132,7 @@ class StepCurves:
     step_s: float
     width: int
     heads: int
+    around_s: float = 0.0
     wire_cpu: float = 1.0
     reduce_cpu: float = 1.0
     text_first: bool = True
