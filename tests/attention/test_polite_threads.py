@@ -55,3 +55,12 @@ def test_a_thread_with_a_policy_of_its_own_keeps_it() -> None:
     thread.start()
     thread.join(10)
     assert seen == [os.SCHED_BATCH, os.SCHED_BATCH]
+
+
+def test_a_system_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "not here")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with polite_threads():
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
