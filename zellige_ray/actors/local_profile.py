@@ -93,7 +93,8 @@ def profile_ranks(
     hardware = measured_hardware(curves, speeds, preset, ranks.epoch)
     assert hardware.curves is not None
     say("running some steps")
-    around_s = _around_s(ranks, replace(hardware, speed=speeds), preset, spec, processor_time)
+    here = replace(hardware, speed=speeds, state=config.state.layout)
+    around_s = _around_s(ranks, here, preset, spec, processor_time)
     hardware = replace(hardware, curves=replace(hardware.curves, around_s=around_s))
     key = profile_key(config, text_dim, ranks.epoch, probes)
     wild = wild_workers(dict(zip(ranks.epoch.workers, probes, strict=True)))
