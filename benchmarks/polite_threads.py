@@ -38,7 +38,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="zellige-polite-") as scratch:
         answers = context.Queue()
         ranks = [
-            context.Process(target=_rank, args=(r, str(Path(scratch) / "store"), args.exchanges, args.turns, answers))
+            context.Process(
+                target=_rank,
+                args=(r, str(Path(scratch) / "store"), args.exchanges, args.turns, answers),
+                daemon=True,
+            )
             for r in (0, 1)
         ]
         for rank in ranks:

@@ -30,7 +30,7 @@ def trial(round_: Round, curves: StepCurves, waited_s: float = 0.0) -> Trial:
 
 def test_planted_wander_kernels_and_the_price_of_sharing_are_found_again() -> None:
     machine = replace(CURVES, shared_s=3e-4, wander=0.02, units=CURVES.units.scaled(1.07))
-    found = fit_trials(CURVES, [trial(r, machine) for r in ROUNDS], MODEL, 0, (0, 0))
+    found = fit_trials(CURVES, [trial(r, machine) for r in ROUNDS], MODEL, 0, (0, 0)).on(CURVES)
     assert found.shared_s == pytest.approx(3e-4)
     assert found.wander == pytest.approx(0.02)
     for way in ("forward", "backward"):
@@ -41,8 +41,8 @@ def test_planted_wander_kernels_and_the_price_of_sharing_are_found_again() -> No
 
 def test_trials_quicker_than_their_parts_change_nothing() -> None:
     quick = [Trial(r, 0.0, 0.0, 0.0) for r in ROUNDS]
-    assert fit_trials(CURVES, quick, MODEL, 0, (0, 0)) == CURVES
-    assert fit_trials(CURVES, [], MODEL, 0, (0,)) == CURVES
+    assert fit_trials(CURVES, quick, MODEL, 0, (0, 0)).on(CURVES) == CURVES
+    assert fit_trials(CURVES, [], MODEL, 0, (0,)).on(CURVES) == CURVES
 
 
 @pytest.mark.parametrize("heads", [1, 3, 4])

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from zellige_ray.actors.planning import lengths
-from zellige_ray.actors.prediction_trials import Trial, run_trials
+from zellige_ray.actors.prediction_trials import run_trials, whole_trial
 from zellige_ray.actors.rank_processes import RankProcesses
 from zellige_ray.actors.rates import (
     curve_speeds,
@@ -24,7 +23,7 @@ from zellige_ray.data.cache import SETTINGS, LatentCache
 from zellige_ray.data.random_cache import write_random_cache
 from zellige_ray.errors import ConfigError
 from zellige_ray.models.specs import ModelSpec, get_spec
-from zellige_ray.placement import CostModel, HardwareProfile, ModelPreset, make_plan
+from zellige_ray.placement import CostModel, HardwareProfile, ModelPreset
 from zellige_ray.placement.forecast import forecast
 from zellige_ray.placement.local_profile import LocalProfile
 from zellige_ray.placement.profile_file import Profile, write_profile
@@ -107,8 +106,8 @@ def _around_s(
     """What steps with the smallest samples, one on each rank, take beyond their forecast."""
     known = LatentCache(ranks.cache_folder).index().samples
     samples = sorted(known, key=lambda s: (spec.tokens(s.latent_shape), s.id))[: ranks.epoch.size]
-    cluster, cost = hardware.cluster(), CostModel(hardware, preset)
-    trial = Trial("dp", make_plan(lengths(samples, spec), cluster, cost, "dp"), tuple(samples))
-    took, told = run_trials(ranks, [trial], SMALL_STEPS, lambda text: None)[0], forecast(trial.plan, cluster, cost)
+    trial = whole_trial(samples, spec, ranks.epoch.size, preset)
+    took = run_trials(ranks, [trial], SMALL_STEPS, lambda text: None)[0]
+    told = forecast(trial.plan, hardware.cluster(), CostModel(hardware, preset))
     more_s = took.cpu_s - max(r.busy_s for r in told.ranks) if processor_time else took.step_s - told.step_s
     return max(0.0, more_s)

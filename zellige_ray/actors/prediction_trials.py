@@ -13,15 +13,17 @@ from zellige_ray.actors.messages import Decision, Order
 from zellige_ray.actors.planning import lengths
 from zellige_ray.actors.process_worker import Timed
 from zellige_ray.actors.rank_processes import RankProcesses
-from zellige_ray.attention.tilings import random_round
+from zellige_ray.attention.tilings import random_round, whole_round
 from zellige_ray.config import RunConfig
 from zellige_ray.data.index import SampleMeta
 from zellige_ray.models.specs import ModelSpec
-from zellige_ray.placement import Cluster, CostModel, Plan, make_plan, simulate
+from zellige_ray.placement import Cluster, CostModel, ModelPreset, Plan, make_plan, simulate
+from zellige_ray.placement import Sequence as Lengths
 from zellige_ray.placement.forecast import Forecast, forecast
 from zellige_ray.placement.memory import MemoryModel
+from zellige_ray.placement.plan import Round
 
-RANDOM = "random"
+RANDOM, WHOLE = "random", "whole"
 # Three plans of each batch; random tilings use everything that the engine can run.
 ROSTER = (
     ("dp", "cp", RANDOM), ("zellige", "even", RANDOM), ("bags:all", "zellige", RANDOM), ("dp", "even", RANDOM),
@@ -80,6 +82,14 @@ def held_out_trials(
             if len(trials) < count:
                 trials.append(Trial(policy, _plan(policy, batch, spec, cluster, cost, rng), tuple(batch)))
     return trials
+
+
+def whole_trial(samples: Sequence[SampleMeta], spec: ModelSpec, size: int, model: ModelPreset) -> Trial:
+    """Sample i whole on rank i of so many, whatever memory they have."""
+    rows = lengths(samples, spec)
+    tokens, texts = _tokens(rows, model)
+    round_ = whole_round(tokens, range(len(rows)), model.heads, texts)
+    return Trial(WHOLE, _one_round(rows, round_, size, WHOLE), tuple(samples))
 
 
 def grids(scale: int) -> list[tuple[tuple[int, int, int], int]]:
@@ -173,10 +183,19 @@ def _plan(
     if policy != RANDOM:
         name = f"bags:g{cluster.world_size}n1" if policy == "bags:all" else policy
         return make_plan(rows, cluster, cost, name)
-    joint = cost.model.text == "joint"
-    tokens, texts = [r.tokens + joint * r.text_tokens for r in rows], [r.text_tokens for r in rows]
+    tokens, texts = _tokens(rows, cost.model)
     round_ = random_round(rng, tokens, cluster.world_size, cost.model.heads, texts)
-    return Plan(cluster.world_size, (replace(round_, ids=tuple(r.id for r in rows)),), RANDOM)
+    return _one_round(rows, round_, cluster.world_size, RANDOM)
+
+
+def _tokens(rows: Sequence[Lengths], model: ModelPreset) -> tuple[list[int], list[int]]:
+    """Tokens of each sequence as rounds count them, and of its caption."""
+    joint = model.text == "joint"
+    return [r.tokens + joint * r.text_tokens for r in rows], [r.text_tokens for r in rows]
+
+
+def _one_round(rows: Sequence[Lengths], round_: Round, size: int, policy: str) -> Plan:
+    return Plan(size, (replace(round_, ids=tuple(r.id for r in rows)),), policy)
 
 
 def model_settings(layers: int, heads: int, head_dim: int, checkpointing: str) -> dict[str, Any]:
@@ -186,5 +205,5 @@ def model_settings(layers: int, heads: int, head_dim: int, checkpointing: str) -
 
 __all__ = [
     "Outcome", "RunConfig", "Trial", "count_peaks", "grids", "held_out_trials", "mixed_batches",
-    "model_settings", "predicted_peaks", "predictions", "run_trials", "weighed",
+    "model_settings", "predicted_peaks", "predictions", "run_trials", "weighed", "whole_trial",
 ]  # fmt: skip

@@ -41,6 +41,11 @@ class ModelPreset:
         """Query heads that share one key/value head; tiles are cut at its multiples."""
         return 1 if self.kv_heads is None else self.heads // self.kv_heads
 
+    @property
+    def forwards(self) -> int:
+        """How often a layer runs forward in a step."""
+        return 2 if self.checkpointing == "full" else 1
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as in the YAML form; unset optional fields are left out."""
         return {k: v for k, v in asdict(self).items() if v is not None}

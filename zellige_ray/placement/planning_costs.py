@@ -31,7 +31,6 @@ class PlanningCosts:
 def planning_costs(curves: StepCurves, model: ModelPreset) -> PlanningCosts:
     """The constants of measured curves; what lies outside of layers is spread over them."""
     cells_S = attention_cells(curves, model, np.array(LENGTHS, dtype=np.float64))
-    passes = 3 if model.checkpointing == "full" else 2
     small = float(curves.node.both_ways(1024.0))
     return PlanningCosts(
         linear_token_s=_per_layer(curves, model, lambda work: _rate(work.tokens)),
@@ -39,16 +38,15 @@ def planning_costs(curves: StepCurves, model: ModelPreset) -> PlanningCosts:
         piece_s=_per_layer(curves, model, lambda work: _each(work.pieces) + _rate(work.text, 1.0) * TYPICAL_TEXT),
         cell_s=float(cells_S.min()),
         attention_curve=tuple(zip(map(float, LENGTHS), (cells_S.min() / cells_S).tolist(), strict=True)),
-        latency_s=small * passes,
+        latency_s=small * (model.forwards + 1),
     )
 
 
 def attention_cells(curves: StepCurves, model: ModelPreset, lengths_S: FloatArray) -> FloatArray:
     """Seconds of one head x query x key of whole sequences, all passes."""
-    forwards = 2 if model.checkpointing == "full" else 1
     work = curves.whole
-    calls = (forwards * work.forward_call_s + work.backward_call_s) / model.heads
-    seconds_S = forwards * work.forward(lengths_S, lengths_S) + work.backward(lengths_S, lengths_S) + calls
+    calls = (model.forwards * work.forward_call_s + work.backward_call_s) / model.heads
+    seconds_S = model.forwards * work.forward(lengths_S, lengths_S) + work.backward(lengths_S, lengths_S) + calls
     return np.asarray(seconds_S / lengths_S**2)
 
 
@@ -87,6 +85,7 @@ def _each(curve: Curve) -> float:
 
 
 def _cross_token_s(work: KernelWork, model: ModelPreset) -> float:
-    forwards = 2 if model.checkpointing == "full" else 1
-    seconds = forwards * work.forward(TYPICAL_QUERIES, TYPICAL_TEXT) + work.backward(TYPICAL_QUERIES, TYPICAL_TEXT)
+    seconds = model.forwards * work.forward(TYPICAL_QUERIES, TYPICAL_TEXT) + work.backward(
+        TYPICAL_QUERIES, TYPICAL_TEXT
+    )
     return float(seconds) * model.heads / (TYPICAL_QUERIES * TYPICAL_TEXT)

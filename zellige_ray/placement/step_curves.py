@@ -100,12 +100,11 @@ class StepCurves:
     sequence. node, across: exchanges between ranks of a node, and of different nodes. message_s: each further peer of
     an exchange. hidden: share of an exchange that local attention hides while both run. wander: what ranks wait at a
     meeting although they do the same, over the root of the seconds since the last one; what disturbs them comes at
-    random, so they drift apart like a random walk.
-    reduce_s: summing all gradients over `reduced_by` ranks, their norm included. update: optimizer and averages, over
-    parameters. round_s, step_s: what else each round and each step takes. around_s: what steps were seen to take
-    beyond all of this. wire_cpu, reduce_cpu: share of their seconds
-    that a processor of the rank is busy. width, heads: the model. text_first: do captions precede visual tokens.
-    sharded: do blocks gather their parameters in these seconds.
+    random, so they drift apart like a random walk. reduce_s: summing all gradients over `reduced_by` ranks, their norm
+    included. update: optimizer and averages, over parameters. round_s, step_s: what else each round and each step
+    takes. around_s: what steps were seen to take beyond all of this. wire_cpu, reduce_cpu: share of their seconds that
+    a processor of the rank is busy. width, heads: the model. text_first: do captions precede visual tokens. sharded: do
+    blocks gather their parameters in these seconds.
     """
 
     load: TokenWork

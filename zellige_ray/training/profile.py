@@ -10,7 +10,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,7 @@ from zellige_ray.training.profile_kernels import KernelProbe, time_copies
 from zellige_ray.training.profile_pace import MIN_REPEATS, Pace, Progress, usual
 from zellige_ray.training.profile_scope import REFERENCE_TEXT, REFERENCE_TOKENS, Probe, Scope
 from zellige_ray.training.profile_together import together
-from zellige_ray.training.profile_trials import Trial, fit_trials
+from zellige_ray.training.profile_trials import Sharing, Trial, fit_trials
 from zellige_ray.training.profile_wire import pairs_of
 from zellige_ray.training.runner import Runner
 from zellige_ray.training.state import TrainState
@@ -79,8 +78,8 @@ def measure(
     forward = token_work("block forward", blocks, "forward_s")
     backward = token_work("block backward", blocks, "backward_s")
     full = config.model.checkpointing != "none"
-    passes = 3 if config.model.checkpointing == "full" else 2
-    whole, attend_s = in_place(blocks, kernels[True], config.model.heads, passes, spec.joint is not None)
+    model = spec.preset(config.model, config.engine.dtype_bytes)
+    whole, attend_s = in_place(blocks, kernels[True], model)
     progress(1.0)
     curves = StepCurves(
         load=token_work("loading", blocks, "load_s", _reading(runner)),
@@ -106,10 +105,9 @@ def measure(
     )
     if comm is None:
         return curves
-    model = spec.preset(config.model, config.engine.dtype_bytes)
-    fitted = fit_trials(curves, trials, model, comm.rank, scope.nodes)
-    shared_s, wander = pace.slowest(fitted.shared_s), pace.slowest(fitted.wander)
-    return fitted if trials else replace(fitted, shared_s=shared_s, wander=wander)  # a rank without a partner
+    found = fit_trials(curves, trials, model, comm.rank, scope.nodes)
+    others = Sharing(*(pace.slowest(x) for x in (found.units, found.shared_s, found.wander)))
+    return (found if trials else others).on(curves)  # a rank without a partner takes what others found
 
 
 def probe(runner: Runner, spec: ModelSpec, comm: Comm | None) -> Probe:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+from zellige_ray.placement import ModelPreset
 from zellige_ray.placement.curves import Curve, fit_curve, rise
 from zellige_ray.placement.step_curves import CopyWork, KernelWork, TokenWork
 from zellige_ray.training.profile_blocks import TEXT, BlockTimes, Shape
@@ -57,14 +58,14 @@ def copy_work(runs: Sequence[Mapping[int, tuple[float, int, int]]], call_s: floa
 
 
 def in_place(
-    blocks: Mapping[Shape, Sequence[BlockTimes]], whole: KernelWork, heads: int, passes: int, joint: bool
+    blocks: Mapping[Shape, Sequence[BlockTimes]], whole: KernelWork, model: ModelPreset
 ) -> tuple[KernelWork, float]:
     """The kernels as they are inside of a layer, where caches are cold, by the longer half of single pieces; and what
     attention of a layer takes beside them in each pass, by the shortest one. Units: seconds.
 
-    whole: the kernels alone. passes: of a layer in a step, all but the last one forward. joint: captions are part of
-    sequences.
+    whole: the kernels alone.
     """
+    heads, joint = model.heads, model.text == "joint"
     shapes = sorted((s for s in blocks if s.pieces == 1 and s.text == TEXT), key=lambda s: s.tokens)
     took = [usual([t.attention_s for t in blocks[s]]) for s in shapes]
     alone = []
@@ -72,8 +73,8 @@ def in_place(
         length = s.tokens + (s.text if joint else 0)
         segments = [(heads, length, length)] + ([] if joint else [(heads, s.tokens, s.text)])
         forward_s, backward_s = whole.seconds(segments, len(segments))
-        alone.append((passes - 1) * forward_s + backward_s)
+        alone.append(model.forwards * forward_s + backward_s)
     beside_s = max(0.0, took[0] - alone[0])
     half = len(shapes) // 2
     inside_s = sum(took[half:]) - len(took[half:]) * beside_s
-    return (whole.scaled(inside_s / sum(alone[half:])) if inside_s > 0 else whole), beside_s / passes
+    return (whole.scaled(inside_s / sum(alone[half:])) if inside_s > 0 else whole), beside_s / (model.forwards + 1)

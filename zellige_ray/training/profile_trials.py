@@ -15,7 +15,7 @@ from zellige_ray.placement import Cluster, CostModel, HardwareProfile, ModelPres
 from zellige_ray.placement.forecast import RankForecast, forecast
 from zellige_ray.placement.hardware import State
 from zellige_ray.placement.plan import Round
-from zellige_ray.placement.step_curves import KernelWork, StepCurves
+from zellige_ray.placement.step_curves import StepCurves
 
 LITTLE = 1e-3  # of what the forecast is linear in
 
@@ -53,38 +53,58 @@ def halved_round(tokens: int, heads: int, pairs: Sequence[tuple[int, int]], text
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What trials say of ranks that share. units: seconds of their kernels over those of kernels alone. shared_s,
+    wander: as in the curves.
+    """
+
+    units: float = 1.0
+    shared_s: float = 0.0
+    wander: float = 0.0
+
+    def on(self, curves: StepCurves) -> StepCurves:
+        """The curves of parts, with what they leave out."""
+        return replace(curves, units=curves.units.scaled(self.units), shared_s=self.shared_s, wander=self.wander)
+
+
 def fit_trials(
     curves: StepCurves, trials: Sequence[Trial], model: ModelPreset, rank: int, nodes: Sequence[int]
-) -> StepCurves:
-    """The curves with `shared_s`, `units` and `wander` such that the forecast says on average what the trials took.
+) -> Sharing:
+    """What makes the forecast say on average what the trials took; what took less than its parts counts as they do.
 
-    curves: of this rank, units as their kernels take alone, without the other two. nodes: of each rank. What took less
-    than its parts counts as they do.
+    curves: of this rank, of parts. nodes: of each rank.
     """
     if not trials:
-        return curves
-    passes = model.layers * (3 if model.checkpointing == "full" else 2)
+        return Sharing()
     bare = [_of_rank(curves, t, model, rank, nodes) for t in trials]
-    fixed_s = curves.step_s + curves.round_s
+    fixed_s, passes = curves.step_s + curves.round_s, model.layers * (model.forwards + 1)
     more = [(t.linear_s + fixed_s - f.linear_s) / passes for t, f in zip(trials, bare, strict=True)]
-    curves = replace(curves, shared_s=max(0.0, sum(more) / len(more)), units=_units(curves, trials, model, rank, nodes))
+    found = Sharing(_units(curves, trials, bare, model, rank, nodes), max(0.0, sum(more) / len(more)))
 
-    still = [_of_rank(curves, t, model, rank, nodes).exchange_s for t in trials]
-    moved = [_of_rank(replace(curves, wander=LITTLE), t, model, rank, nodes).exchange_s for t in trials]
+    still, moved = (
+        [_of_rank(replace(found, wander=w).on(curves), t, model, rank, nodes).exchange_s for t in trials]
+        for w in (0.0, LITTLE)
+    )
     waited = sum(t.exchange_s - s for t, s in zip(trials, still, strict=True))
     per_wander = sum(m - s for m, s in zip(moved, still, strict=True)) / LITTLE
-    return replace(curves, wander=max(0.0, waited / per_wander))
+    return replace(found, wander=max(0.0, waited / per_wander))
 
 
 def _units(
-    curves: StepCurves, trials: Sequence[Trial], model: ModelPreset, rank: int, nodes: Sequence[int]
-) -> KernelWork:
-    """Kernels of units with what they take inside of a layer, where their operands have just come."""
+    curves: StepCurves,
+    trials: Sequence[Trial],
+    bare: Sequence[RankForecast],
+    model: ModelPreset,
+    rank: int,
+    nodes: Sequence[int],
+) -> float:
+    """Kernels of units inside of a layer, where their operands have just come, over the same alone."""
     none = replace(curves, units=curves.units.scaled(LITTLE))
-    alone_s, others_s = (sum(_of_rank(c, t, model, rank, nodes).attention_s for t in trials) for c in (curves, none))
-    more_s = sum(t.attention_s for t in trials) - alone_s
-    factor = 1 + more_s * (1 - LITTLE) / (alone_s - others_s)
-    return curves.units.scaled(factor) if factor > 0 else curves.units
+    alone_s = sum(f.attention_s for f in bare)
+    units_s = (alone_s - sum(_of_rank(none, t, model, rank, nodes).attention_s for t in trials)) / (1 - LITTLE)
+    factor = 1 + (sum(t.attention_s for t in trials) - alone_s) / units_s
+    return factor if factor > 0 else 1.0
 
 
 def _of_rank(curves: StepCurves, trial: Trial, model: ModelPreset, rank: int, nodes: Sequence[int]) -> RankForecast:

@@ -49,3 +49,4 @@ def test_a_rank_without_a_partner_counts_with_what_the_others_wait_for_each_othe
     first, second, alone = run_ranks(3, body)
     assert alone.wander == max(first.wander, second.wander) > 0
     assert alone.shared_s == max(first.shared_s, second.shared_s)
+    assert alone.message_s == max(first.message_s, second.message_s)
